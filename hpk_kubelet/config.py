@@ -1,0 +1,93 @@
+"""The user's configuration (`$HPK_HOME/config.yaml`) and where HPK keeps its files.
+
+Every setting has a default that works on a plain Slurm cluster, so the file is optional.
+A wrong key, type or value is one sentence naming the file and the place.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import msgspec.yaml
+
+from hpk_kubelet.errors import HPKError
+
+
+class ImageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    form: Literal["auto", "directory", "sif"] = "auto"
+    """What a pulled image becomes on disk; `auto` is `directory`, which starts fastest."""
+    insecure_registries: tuple[str, ...] = ()
+    """`host[:port]` of registries that are spoken to over plain http."""
+    cache: str = ""
+    """Where images are kept; the default is `images` under `cache_dir()`."""
+
+
+class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    partitions: tuple[str, ...] = ()
+    """Partitions that become nodes; empty means every partition that is up for this user."""
+    poll_interval: float = 5.0
+    """Seconds between two bulk queries of Slurm while nothing is expected to change."""
+    memory_overhead_mb: int = 192
+    """Added to every job's `--mem` for the agent and the container runtime."""
+    default_memory_mb: int = 512
+    """`--mem` of a pod that names neither a memory limit nor a request, before the overhead."""
+    extra_flags: tuple[str, ...] = ()
+    """sbatch flags added to every pod's job, before the pod's own (which win)."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    network: Literal["auto", "host"] = "auto"
+    """How pods reach the network; only `host` (the node's own network) exists so far."""
+    ports: str = ""
+    """`first-last`: the range the servers choose their ports from; empty: any free port."""
+    local_dir: str = ""
+    """Node-local directory for writable layers and emptyDir; default $SLURM_TMPDIR or /tmp."""
+    max_pods: int = 1000
+    """`pods` capacity of every virtual node."""
+    images: ImageConfig = ImageConfig()
+    slurm: SlurmConfig = SlurmConfig()
+
+
+class Paths:
+    """Every path under `$HPK_HOME` (default `~/.hpk`), all on the shared file system.
+
+    `HPK_STATE` moves only what needs a file system with working fsync and mmap: etcd's data.
+    """
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home or Path(os.environ.get("HPK_HOME") or Path.home() / ".hpk").absolute()
+        self.config = self.home / "config.yaml"
+        self.kubeconfig = self.home / "kubeconfig"  # the user's, cluster-admin, 0600
+        self.pki = self.home / "pki"
+        state = os.environ.get("HPK_STATE")
+        self.etcd = (Path(state).absolute() if state else self.home) / "etcd"
+        self.log = self.home / "log"  # one file per component
+        self.run = self.home / "run"
+        self.control = self.run / "control.json"  # which job is the control job, where its API is
+        self.kubelet = self.run / "kubelet.json"  # where agents find the kubelet (see wire.py)
+        self.pods = self.home / "pods"  # one directory per pod uid
+        self.agent = self.home / "agent"  # the agent as the jobs run it, one directory per version
+
+    def pod(self, uid: str) -> Path:
+        return self.pods / uid
+
+
+def cache_dir() -> Path:
+    """What can be fetched or built again: components, images. `$XDG_CACHE_HOME/hpk`."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hpk"
+
+
+def load_config(paths: Paths) -> Config:
+    """Reads the configuration; raises HPKError with the file and the place of a mistake."""
+    try:
+        raw = paths.config.read_bytes()
+    except FileNotFoundError:
+        return Config()
+    try:
+        return msgspec.yaml.decode(raw or b"{}", type=Config)
+    except msgspec.MsgspecError as e:
+        raise HPKError(f"{paths.config}: {e}; see docs/install.md for the settings") from None
