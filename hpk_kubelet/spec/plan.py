@@ -1,0 +1,194 @@
+"""The plan of a pod and what its agent observes: the two JSON documents kubelet and agent share.
+
+Both are plain JSON described by TypedDicts: the agent, which must start in milliseconds on an old
+Python, pays for no decoding and imports this module for type checking alone. A change of shape
+raises PLAN_VERSION; an agent refuses a plan of another version with a sentence.
+
+On disk, in the pod's directory `$HPK_HOME/pods/UID` (0700, every file 0600):
+    plan.json       PodPlan, complete: no value is left to be looked up
+    script.sbatch   the rendered job script
+    intent.json     Intent: written and fsynced before sbatch, completed with the job id after it
+    journal.jsonl   the agent's: one JournalLine per line, fsynced, append only; created with O_EXCL
+                    by the first agent, so that a second one runs nothing
+    logs/CONTAINER/N.log   CRI log format, N is the restart count (rotated: N.log.TIMESTAMP)
+    volumes/NAME/   configMap, secret, projected and downwardAPI volumes (kubelet's atomic
+                    `..data` layout)
+    etc/            hosts, resolv.conf as the containers see them
+    slurm.out       what Slurm and the job script itself printed
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+PLAN_VERSION = 1
+
+# --- kubelet → agent -----------------------------------------------------------------------------
+
+
+class ImagePlan(TypedDict):
+    reference: str  # as the pod wrote it
+    id: str  # registry/repository@sha256:…, reported as imageID
+    digest: str  # sha256:…, the image's directory is keyed by it
+    rootfs: str  # absolute path of the unpacked directory, or of a .sif file
+
+
+class MountPlan(TypedDict):
+    volume: str  # key of PodPlan.volumes
+    subPath: str  # relative, "" for the whole volume; resolved by the agent inside the volume
+    target: str  # absolute path in the container
+    readOnly: bool
+
+
+class VolumePlan(TypedDict):
+    kind: Literal["emptyDir", "hostPath", "directory"]
+    path: NotRequired[str]  # hostPath and directory: absolute; directory is one the kubelet made
+    type: NotRequired[str]  # hostPath: "", Directory, DirectoryOrCreate, File, FileOrCreate, …
+    medium: NotRequired[str]  # emptyDir: "" (node-local disk) or Memory
+    sizeLimit: NotRequired[int]  # emptyDir: bytes
+
+
+class SecurityPlan(TypedDict):
+    uid: int
+    gid: int
+    groups: list[int]  # supplementary, without gid
+    readOnlyRootFilesystem: bool
+    privileged: bool
+    capabilities: NotRequired[list[str]]  # added beyond the runtime's default, without CAP_
+    dropCapabilities: NotRequired[list[str]]
+
+
+class ContainerPlan(TypedDict):
+    name: str
+    image: ImagePlan
+    argv: list[str]  # never empty: entrypoint and command are merged, $(VAR) is expanded
+    env: dict[str, str]  # complete: image, envFrom, env, service and API variables
+    workingDir: str  # absolute
+    mounts: list[MountPlan]
+    security: SecurityPlan
+    restartPolicy: Literal["Always", "OnFailure", "Never"]  # of this container, resolved
+    sidecar: bool  # an init container that keeps running beside the main ones (KEP-753)
+    tty: bool
+    stdin: bool
+    stdinOnce: bool
+    stopSignal: str  # SIGTERM unless the image or the pod's lifecycle says otherwise
+    terminationMessagePath: str
+    terminationMessagePolicy: Literal["File", "FallbackToLogsOnError"]
+    # Kubernetes' own shapes, with named ports made numbers and thresholds defaulted by the API:
+    startupProbe: NotRequired[dict[str, Any]]
+    livenessProbe: NotRequired[dict[str, Any]]
+    readinessProbe: NotRequired[dict[str, Any]]
+    lifecycle: NotRequired[dict[str, Any]]  # postStart, preStop
+    memoryLimit: NotRequired[int]  # bytes
+    mpi: NotRequired[list[str]]  # words between `srun` and the program: this container is ranks
+
+
+class AgentPlan(TypedDict):
+    token: str  # this pod's own; proves the agent to the kubelet
+    kubelet: str  # path of the file that says where the kubelet is (KubeletAddress)
+    ca: str  # path of the CA certificate the kubelet's is checked against
+    localDir: str  # node-local directory, "" means $SLURM_TMPDIR or /tmp
+
+
+class PodPlan(TypedDict):
+    version: int
+    uid: str
+    namespace: str
+    name: str
+    created: float  # Unix seconds; an agent that starts over REFRESH_AFTER later asks for a new one
+    hostname: str
+    network: Literal["host"]  # the pod's network mode
+    shareProcessNamespace: bool
+    restartPolicy: Literal["Always", "OnFailure", "Never"]
+    terminationGracePeriodSeconds: int
+    activeDeadlineSeconds: NotRequired[int]  # counted from the pod's status.startTime
+    startTime: float  # status.startTime, Unix seconds
+    initContainers: list[ContainerPlan]  # in order, sidecars among them
+    containers: list[ContainerPlan]
+    volumes: dict[str, VolumePlan]
+    etc: dict[str, str]  # target path in every container → absolute source path (hosts, resolv.conf)
+    gpus: NotRequired[Literal["nvidia", "rocm"]]
+    agent: AgentPlan
+
+
+REFRESH_AFTER = 60.0
+
+
+class KubeletAddress(TypedDict):
+    """`run/kubelet.json`: rewritten at every start of the kubelet, read again at every dial."""
+
+    host: str
+    port: int
+
+
+# --- agent → kubelet -----------------------------------------------------------------------------
+
+
+class Terminated(TypedDict):
+    exitCode: int
+    signal: NotRequired[int]
+    reason: str  # Completed, Error, OOMKilled, ContainerCannotRun, StartError, …
+    message: str  # the termination message
+    startedAt: float  # Unix seconds, 0 when it never started
+    finishedAt: float
+
+
+class ContainerState(TypedDict):
+    """Exactly one of the three states, as in Kubernetes' ContainerState."""
+
+    waiting: NotRequired[dict[str, str]]  # {"reason": …, "message": …}
+    running: NotRequired[dict[str, float]]  # {"startedAt": Unix seconds}
+    terminated: NotRequired[Terminated]
+    lastTerminated: NotRequired[Terminated]
+    restartCount: int
+    started: bool  # startup probe passed (or none), postStart done
+    ready: bool  # readiness probe's word (or none: running)
+
+
+class PodState(TypedDict):
+    """Everything the agent knows, whole every time: the newest one replaces all before it."""
+
+    jobId: str
+    node: str  # Slurm's name of the node the agent runs on
+    hostIP: str
+    podIP: str
+    startedAt: float
+    containers: dict[str, ContainerState]  # init containers included, by name
+    finished: bool  # nothing of this pod will change any more; the job is about to end
+    reason: NotRequired[str]  # pod level: DeadlineExceeded, Terminated, AgentError, …
+    message: NotRequired[str]
+
+
+class AgentEvent(TypedDict):
+    """Becomes a Kubernetes Event. Its name derives from the pod's uid and `seq`, so that one that
+    is told twice exists once."""
+
+    seq: int  # position in the journal
+    time: float
+    type: Literal["Normal", "Warning"]
+    reason: str  # Created, Started, Killing, BackOff, Unhealthy, …
+    message: str
+    container: NotRequired[str]  # with `init`: makes the Event's fieldPath
+    init: NotRequired[bool]
+
+
+class JournalLine(TypedDict):
+    """The last `state` that is a whole line is the truth about a pod whose agent is gone."""
+
+    seq: int  # from 0, without gaps
+    state: NotRequired[PodState]
+    event: NotRequired[AgentEvent]
+
+
+# --- the kubelet's own note ----------------------------------------------------------------------
+
+
+class Intent(TypedDict):
+    uid: str
+    namespace: str
+    name: str
+    node: str  # the virtual node
+    partition: str
+    comment: str  # the job's --comment; how the job is found after a crash before jobId was noted
+    jobId: NotRequired[str]
+    cluster: NotRequired[str]
