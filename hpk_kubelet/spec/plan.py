@@ -23,6 +23,13 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 PLAN_VERSION = 1
 
+LateField = Literal["podIP", "podIPs", "hostIP", "hostIPs", "hostname"]
+
+Late = list[str]
+"""A text that is complete only on the compute node: literal parts at even positions, LateFields at
+odd ones: `"".join(fields[p] if i % 2 else p for i, p in enumerate(late))`. podIPs and hostIPs are
+separated by commas; hostname is the node's own."""
+
 # --- kubelet → agent -----------------------------------------------------------------------------
 
 
@@ -36,6 +43,7 @@ class ImagePlan(TypedDict):
 class MountPlan(TypedDict):
     volume: str  # key of PodPlan.volumes
     subPath: str  # relative, "" for the whole volume; resolved by the agent inside the volume
+    lateSubPath: NotRequired[Late]  # replaces subPath
     target: str  # absolute path in the container
     readOnly: bool
 
@@ -62,11 +70,18 @@ class ContainerPlan(TypedDict):
     name: str
     image: ImagePlan
     argv: list[str]  # never empty: entrypoint and command are merged, $(VAR) is expanded
-    env: dict[str, str]  # complete: image, envFrom, env, service and API variables
+    lateArgv: NotRequired[dict[str, Late]]  # by index into argv; replaces what is there
+    # complete: image, envFrom, env, service and API variables; bytes that are not UTF-8 are lone
+    # surrogates (os.fsencode gives them back)
+    env: dict[str, str]
+    lateEnv: NotRequired[dict[str, Late]]  # set as well as env
     workingDir: str  # absolute
     mounts: list[MountPlan]
     security: SecurityPlan
     restartPolicy: Literal["Always", "OnFailure", "Never"]  # of this container, resolved
+    # Kubernetes' own shape (KEP-5307); the first rule that matches an exit code wins over
+    # restartPolicy:
+    restartPolicyRules: NotRequired[list[dict[str, Any]]]
     sidecar: bool  # an init container that keeps running beside the main ones (KEP-753)
     tty: bool
     stdin: bool
@@ -90,13 +105,22 @@ class AgentPlan(TypedDict):
     localDir: str  # node-local directory, "" means $SLURM_TMPDIR or /tmp
 
 
+class HostsPlan(TypedDict):
+    """What the agent makes /etc/hosts of, in this order: header, the node's own /etc/hosts, a line
+    with the podIP and `names` if there are any, aliases."""
+
+    header: str
+    names: list[str]  # the pod's, fully qualified first
+    aliases: str  # spec.hostAliases as lines, "" without
+
+
 class PodPlan(TypedDict):
     version: int
     uid: str
     namespace: str
     name: str
     created: float  # Unix seconds; an agent that starts over REFRESH_AFTER later asks for a new one
-    hostname: str
+    hostname: str  # "": the node's own (hostNetwork: true)
     network: Literal["host"]  # the pod's network mode
     shareProcessNamespace: bool
     restartPolicy: Literal["Always", "OnFailure", "Never"]
@@ -106,7 +130,11 @@ class PodPlan(TypedDict):
     initContainers: list[ContainerPlan]  # in order, sidecars among them
     containers: list[ContainerPlan]
     volumes: dict[str, VolumePlan]
-    etc: dict[str, str]  # target path in every container → absolute source path (hosts, resolv.conf)
+    # target path in every container without a mount of its own there → absolute source path; one
+    # that is not in the pod's directory is the node's own (/etc/resolv.conf):
+    etc: dict[str, str]
+    hosts: HostsPlan
+    fsGroup: NotRequired[int]  # emptyDir belongs to this group: mode 02777
     gpus: NotRequired[Literal["nvidia", "rocm"]]
     agent: AgentPlan
 
