@@ -1,0 +1,209 @@
+"""Nodes: a network namespace, a veth into the bridge, and a process tree of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .base import CLEAN_ENV, SandboxError, run, run_dir, wait_for
+from .rootfs import enter_command
+from .slurmconf import HEAD, NETWORK, Options, hosts
+
+BRIDGE = "hpk0"
+PREFIX = "hpk-"
+"""Of every network namespace and veth of ours: how leftovers of a crash are found."""
+
+
+def namespaces() -> list[str]:
+    """Our network namespaces, whoever left them."""
+    folder = Path("/run/netns")
+    return sorted(p.name for p in folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def processes(namespace: str) -> list[int]:
+    """Host pids of everything in one of our network namespaces."""
+    done = run(["ip", "netns", "pids", namespace], check=False)
+    return [int(word) for word in done.stdout.split()]
+
+
+def init_pid(node: str) -> int | None:
+    """Host pid of a node's PID 1, or None if the node does not run."""
+    try:
+        text = (run_dir() / "nodes" / node / "pid").read_text()
+        pid, started = (int(word) for word in text.split())
+    except (FileNotFoundError, ValueError):
+        return None
+    return pid if start_time(pid) == started else None
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in ticks since boot: tells it from a later one of the same pid."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[19]) if fields[0] != "Z" else None
+
+
+def create_network(options: Options) -> None:
+    """The bridge, and per node a namespace `hpk-NODE` whose eth0 leads there."""
+    run(["ip", "link", "add", BRIDGE, "type", "bridge"])
+    run(["ip", "addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE])
+    run(["ip", "link", "set", BRIDGE, "up"])
+    for node in [HEAD, *options.names()]:
+        add_to_network(options, node)
+
+
+def add_to_network(options: Options, node: str) -> None:
+    name = PREFIX + node
+    run(["ip", "netns", "add", name])
+    run(["ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name])
+    run(["ip", "link", "set", name, "master", BRIDGE, "up"])
+    run(["ip", "-netns", name, "-batch", "-"], input=f"""\
+link set lo up
+addr add {options.address(node)}/24 dev eth0
+link set eth0 up
+route add default via {NETWORK}.1
+""")
+
+
+def start(options: Options, node: str, root: Path, checkout: Path, components: Path) -> None:
+    """Starts a node's PID 1 (tini) with its mounts; daemons come after it."""
+    state = run_dir()
+    folder = state / "nodes" / node
+    scratch, new, log = folder / "mnt", folder / "mnt" / "root", state / "log" / node
+    scratch.mkdir(parents=True, exist_ok=True)
+    log.mkdir(parents=True, exist_ok=True)
+    os.chmod(log, 0o777)  # slurm and munge write there as themselves
+    at = f"{new}"
+    steps: list[Sequence[str | int]] = [
+        ["overlay", str(root), str(scratch), at],
+        ["bind", str(state / "home"), f"{at}/home"],
+        ["bind", str(state / "opt"), f"{at}/opt/hpk"],
+        ["ro-bind", str(checkout), f"{at}/opt/hpk/src"],
+        ["ro-bind", str(components), f"{at}/opt/hpk/components"],
+        ["ro-bind", str(state / "etc"), f"{at}/etc/slurm"],
+        ["bind", str(log), f"{at}/var/log/slurm"],
+        ["mount", "proc", f"{at}/proc", ""],
+        ["mount", "sysfs", f"{at}/sys", ""],
+        ["mount", "tmpfs", f"{at}/run", "mode=0755"],
+        ["mount", "tmpfs", f"{at}/tmp", "mode=1777"],
+        *device_steps(f"{at}/dev"),
+        ["mkdir", f"{at}/run/lock", 0o1777],
+        ["mkdir", f"{at}/run/user", 0o755],
+        ["write", f"{at}/etc/hosts", hosts(options)],
+        ["write", f"{at}/etc/hostname", f"{node}\n"],
+        ["write", f"{at}/etc/resolv.conf", f"nameserver {NETWORK}.2\n"],
+    ]
+    if node == HEAD:
+        steps.append(["bind", str(state / "registry"), f"{at}/var/lib/registry"])
+    inner = enter_command(
+        folder / "spec.json", steps, new, ["/usr/bin/tini", "--", "/usr/bin/sleep", "infinity"],
+        CLEAN_ENV, hostname=node,
+    )  # fmt: skip
+    command = [
+        "nsenter", f"--net=/run/netns/{PREFIX}{node}",
+        "unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", *inner,
+    ]  # fmt: skip
+    with (log / "init.log").open("ab") as out:
+        outer = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    pid = 0
+
+    def is_init() -> bool:
+        nonlocal pid
+        if outer.poll() is not None:
+            raise SandboxError(f"node {node} did not start; see {log / 'init.log'}")
+        words = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        pid = int(words[0]) if words else 0
+        try:
+            return pid > 0 and Path(f"/proc/{pid}/comm").read_text() == "tini\n"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    wait_for(f"node {node} was not up", is_init, 20, 0.005)
+    (folder / "pid").write_text(f"{pid} {start_time(pid)}\n")
+
+
+def device_steps(dev: str) -> list[Sequence[str | int]]:
+    """A /dev of the node's own, so that the host's stays as it is; ttys are the host's."""
+    nodes = [
+        ("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9),
+        ("tty", 5, 0), ("ptmx", 5, 2), ("fuse", 10, 229), ("net/tun", 10, 200),
+    ]  # fmt: skip
+    links = [("/proc/self/fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr")]
+    return [
+        ["mount", "tmpfs", dev, "mode=0755"],
+        ["mkdir", f"{dev}/net", 0o755],
+        *(["node", f"{dev}/{name}", 0o666, major, minor] for name, major, minor in nodes),
+        *(["link", target, f"{dev}/{name}"] for target, name in links),
+        ["bind", "/dev/pts", f"{dev}/pts"],
+        ["mount", "tmpfs", f"{dev}/shm", "mode=1777"],
+        ["mount", "mqueue", f"{dev}/mqueue", ""],
+    ]
+
+
+def inside(
+    node: str, argv: Sequence[str], user: str | None = None, *, killed_with_caller: bool = False
+) -> list[str]:
+    """The command that runs argv in a node, as root or as a user from their home.
+
+    The environment is the caller's to give (see `environment`). With killed_with_caller, the
+    command gets SIGTERM when the process that started it dies.
+    """
+    pid = init_pid(node)
+    if pid is None:
+        raise SandboxError(f"node {node} does not run: `bootstrap/sandbox up` starts the cluster")
+    words = ["/usr/bin/nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid"]
+    who = ["--pdeathsig=TERM"] if killed_with_caller else []
+    if user:
+        who += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
+    words += ["/usr/bin/setpriv", *who, "--"] if who else []
+    if user:  # cd needs the user's rights
+        words += ["/bin/sh", "-c", 'cd && exec "$@"', "sh"]
+    return [*words, *argv]
+
+
+def environment(user: str) -> dict[str, str]:
+    """What a login shell of this user starts with."""
+    home = "/root" if user == "root" else f"/home/{user}"
+    env = {
+        **CLEAN_ENV, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
+        "KUBECONFIG": f"{home}/.hpk/kubeconfig",
+    }  # fmt: skip
+    if "TERM" in os.environ:
+        env["TERM"] = os.environ["TERM"]
+    return env
+
+
+def kill(names: Sequence[str]) -> None:
+    """Ends every process in these network namespaces, then the namespaces and the veths.
+
+    A node's processes all descend from its PID 1, which sits in its network namespace: when
+    that dies the kernel kills the rest, whichever namespaces they made.
+    """
+    deadline = time.monotonic() + 20
+    for name in names:
+        while pids := processes(name):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if time.monotonic() > deadline:
+                raise SandboxError(f"processes {pids} in network namespace {name} do not die")
+            time.sleep(0.01)
+        run(["ip", "link", "del", name], check=False)  # gone with its peer, or never made
+        run(["ip", "netns", "del", name])
+
+
+def delete_network() -> None:
+    kill(namespaces())
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        run(["ip", "link", "del", BRIDGE])
