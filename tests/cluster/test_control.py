@@ -1,0 +1,85 @@
+"""The control job and the hpk command."""
+
+from __future__ import annotations
+
+from conftest import Namespace, User, eventually, pod
+
+
+def control_job(user: User) -> str:
+    return user.run(
+        "squeue", "--me", "-h", "-n", "hpk", "-t", "RUNNING,PENDING", "-o", "%i"
+    ).out.strip()
+
+
+def test_a_second_control_job_says_so_and_stops(ns: Namespace) -> None:
+    job = control_job(ns.user)
+    second = ns.user.run("sbatch", "--parsable", "-o", "second.out", "/opt/hpk/src/hpk.sbatch").out
+    eventually("it ends", lambda: ns.job_state(second.strip()) == "FAILED")
+    said = ns.user.sh("cat second.out").out
+    assert job in said and "Traceback" not in said
+    assert control_job(ns.user) == job
+    ns.user.run("kubectl", "get", "--raw", "/readyz")
+
+
+def test_the_same_cluster_after_an_end(ns: Namespace, busybox: str) -> None:
+    ns.create(pod("lives", "sh", "-c", "echo up; sleep 25; echo end", image=busybox))
+    ns.create(pod("before", "echo", "before", image=busybox))
+    ns.wait_phase("before", "Succeeded")
+    ns.wait_ready("lives")
+    job = ns.job("lives")
+    ns.user.run("hpk", "down", timeout=90)
+    assert control_job(ns.user) == ""
+    assert ns.user.run("hpk", "status", check=False).code != 0
+    assert ns.job_state(job) == "RUNNING", "pods go on without the control job"
+    ns.user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
+    ns.user.run("hpk", "status", "--wait", "120", timeout=150)
+    assert ns.logs("before") == "before\n"
+    ns.wait_phase("lives", "Succeeded", timeout=90)
+    assert ns.logs("lives") == "up\nend\n"
+    assert ns.job("lives") == job
+
+
+def test_files_are_the_users_own(ns: Namespace) -> None:
+    mode = ns.user.sh("stat -c %a ~/.hpk/kubeconfig ~/.hpk/pki ~/.hpk").out.split()
+    assert mode == ["600", "700", "700"]
+    bob = User("bob")
+    home = ns.user.sh("echo $HOME").out.strip()
+    assert bob.run("ls", f"{home}/.hpk", check=False).code != 0
+
+
+def test_the_kubelets_port_wants_the_api_servers_certificate(ns: Namespace) -> None:
+    node = ns.user.run("kubectl", "get", "nodes", "-o", "json").json()["items"][0]["status"]
+    address = next(a["address"] for a in node["addresses"] if a["type"] == "InternalIP")
+    port = node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    refused = ns.user.run("curl", "-sk", f"https://{address}:{port}/pods", check=False)
+    assert refused.code != 0 and not refused.out
+
+
+def test_doctor_tells_what_the_site_offers(ns: Namespace) -> None:
+    said = ns.user.run("hpk", "doctor", check=False, timeout=180)
+    assert "Traceback" not in said.out + said.err
+    for word in ("sbatch", "apptainer", "user namespace", "subordinate", "Python"):
+        assert word.lower() in said.out.lower(), word
+
+
+def test_components_say_where_they_came_from(ns: Namespace) -> None:
+    listed = ns.user.run("hpk", "components").out
+    for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl"):
+        assert name in listed
+
+
+def test_jobs_lists_pods_beside_jobs(ns: Namespace, busybox: str) -> None:
+    ns.create(pod("shown", "sleep", "1000", image=busybox))
+    ns.wait_ready("shown")
+    line = next(
+        line for line in ns.user.run("hpk", "jobs").out.splitlines() if f"{ns.name}/shown" in line
+    )
+    assert ns.job("shown") in line and "RUNNING" in line
+
+
+def test_mistakes_get_one_sentence(ns: Namespace) -> None:
+    ns.user.sh("mkdir -p ~/wrong && echo 'ports: [1]' > ~/wrong/config.yaml")
+    wrong = ns.user.sh("HPK_HOME=~/wrong hpk serve", check=False)
+    assert wrong.code == 1
+    assert "config.yaml" in wrong.err and "Traceback" not in wrong.err
+    assert len(wrong.err.strip().splitlines()) == 1
