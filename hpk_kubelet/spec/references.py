@@ -1,0 +1,54 @@
+"""Which objects of its namespace a pod needs before it can start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpk_kubelet.spec.inputs import Object
+
+Kind = Literal["ConfigMap", "Secret", "PersistentVolumeClaim"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    kind: Kind
+    name: str
+    optional: bool  # every place that names it can do without
+
+
+def references(pod: Object) -> list[Reference]:
+    """Each object once, in order of first use; imagePullSecrets apart (image_pull_secrets)."""
+    merged: dict[tuple[Kind, str], bool] = {}
+    for kind, name, optional in _all(pod["spec"]):
+        if name:
+            merged[kind, name] = merged.get((kind, name), True) and optional
+    return [Reference(kind, name, optional) for (kind, name), optional in merged.items()]
+
+
+def image_pull_secrets(pod: Object) -> list[str]:
+    return [s["name"] for s in pod["spec"].get("imagePullSecrets") or [] if s.get("name")]
+
+
+def _all(spec: Object) -> Iterator[tuple[Kind, str, bool]]:
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for source in container.get("envFrom") or []:
+            yield from _of(source, "configMapRef", "secretRef")
+        for entry in container.get("env") or []:
+            yield from _of(entry.get("valueFrom") or {}, "configMapKeyRef", "secretKeyRef")
+    for volume in spec.get("volumes") or []:
+        yield from _of(volume, "configMap", "secret")
+        for source in (volume.get("projected") or {}).get("sources") or []:
+            yield from _of(source, "configMap", "secret")
+        if claim := volume.get("persistentVolumeClaim"):
+            yield "PersistentVolumeClaim", claim.get("claimName", ""), False
+
+
+def _of(source: Object, config_map: str, secret: str) -> Iterator[tuple[Kind, str, bool]]:
+    if ref := source.get(config_map):
+        yield "ConfigMap", ref.get("name", ""), bool(ref.get("optional"))
+    if ref := source.get(secret):
+        # volumes say secretName where everything else says name
+        name = ref.get("secretName") or ref.get("name", "")
+        yield "Secret", name, bool(ref.get("optional"))
