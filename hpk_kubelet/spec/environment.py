@@ -7,7 +7,7 @@ from hpk_kubelet.spec import downward
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.expansion import expand, lookup_in
 from hpk_kubelet.spec.inputs import Object, PlanInputs
-from hpk_kubelet.spec.late import Value, is_late
+from hpk_kubelet.spec.late import Value, parts
 from hpk_kubelet.spec.objects import config_map_data, secret_data
 from hpk_kubelet.spec.services import service_variables
 
@@ -47,7 +47,7 @@ def container_environment(pod: Object, container: Object, inputs: PlanInputs) ->
                 container=container["name"],
                 reason="CreateContainerError",
             )
-        if any("\0" in part for part in ([value] if not is_late(value) else value)):
+        if any("\0" in part for part in parts(value)):
             raise ConfigError(
                 f"variable {name} contains a NUL byte, which no environment can hold",
                 container=container["name"],
@@ -70,9 +70,7 @@ def _env_from(container: Object, inputs: PlanInputs) -> dict[str, Value]:
     return variables
 
 
-def _value_from(
-    pod: Object, container: Object, entry: Object, inputs: PlanInputs
-) -> Value | None:
+def _value_from(pod: Object, container: Object, entry: Object, inputs: PlanInputs) -> Value | None:
     """None when an optional source is missing: the variable is then not set at all."""
     source = entry["valueFrom"]
     if ref := source.get("fieldRef"):

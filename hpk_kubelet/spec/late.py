@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 from hpk_kubelet.spec.plan import Late, LateField
 
 Value = str | Late
@@ -26,5 +24,6 @@ def join(values: list[Value]) -> Value:
     return parts[0] if len(parts) == 1 else parts
 
 
-def is_late(value: Value) -> TypeGuard[Late]:
-    return not isinstance(value, str)
+def parts(value: Value) -> list[str]:
+    """The text's parts, or the text as its only one."""
+    return [value] if isinstance(value, str) else value
