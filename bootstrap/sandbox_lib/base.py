@@ -143,7 +143,7 @@ def building(target: Path) -> Iterator[Path]:
     What an interrupted build left is removed first and never used.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with lock(target.parent / f"{target.name}.lock"):
+    with lock(target.parent / ".lock"):
         temporary = target.parent / f"{target.name}.building"
         remove(temporary)
         yield temporary

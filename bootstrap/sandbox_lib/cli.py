@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from . import cluster, nodes, rootfs, services
+from . import cluster, images, nodes, rootfs
 from .base import SandboxError, lock, run_dir, say
-from .slurmconf import HEAD, Options
+from .slurmconf import HEAD, REGISTRY, Options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +35,12 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="remove homes and images, too")
     commands.add_parser("status", help="show what is up")
     commands.add_parser("refresh", help="install the checkout as it is now into the running nodes")
+    commands.add_parser("registry", help="print the registry's name, as pods write it")
+    commands.add_parser("images", help="build and load the example images that are missing")
+    image = commands.add_parser("image", help="put an image into the registry")
+    image.add_argument("action", choices=["load"])
+    image.add_argument("archive", type=Path, metavar="OCI-ARCHIVE")
+    image.add_argument("name", metavar="NAME:TAG")
     run = commands.add_parser("exec", help="run a command in a node (a shell without one)")
     run.add_argument("--user", default="alice", choices=["root", *rootfs.USERS])
     run.add_argument("--node", default=HEAD)
@@ -67,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             execute(args)
         elif args.command == "status":
             print(cluster.status())
+        elif args.command == "registry":
+            print(REGISTRY)
         else:
             with lock(run_dir().with_name(run_dir().name + ".lock")):
                 if args.command == "up":
@@ -74,7 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 elif args.command == "down":
                     cluster.down(args.purge)
                 elif args.command == "refresh":
+                    cluster.status()
                     cluster.refresh()
+                elif args.command == "images":
+                    cluster.status()
+                    images.load_all()
+                elif args.command == "image":
+                    cluster.status()
+                    print(images.load(args.archive, args.name))
     except SandboxError as error:
         say(str(error))
         return 1

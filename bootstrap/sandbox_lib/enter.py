@@ -98,7 +98,7 @@ def main() -> None:
     if libc.umount2(b".", MNT_DETACH):
         raise OSError(ctypes.get_errno(), "umount of the old root")
     os.chdir("/")
-    os.execve(spec["argv"][0], spec["argv"], spec["env"])
+    os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
 
 
 if __name__ == "__main__":

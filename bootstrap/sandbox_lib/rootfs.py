@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -149,31 +148,43 @@ def enter_command(
 
 def in_rootfs(
     argv: Sequence[str], binds: Sequence[tuple[str, Path, str]] = (), *, log: Path | None = None,
-    title: str = "",
-) -> subprocess.CompletedProcess[str] | None:  # fmt: skip
+    title: str = "", outside: bool = True,
+) -> None:  # fmt: skip
     """Runs a command in a throw-away view of the root file system, on the host's network.
 
-    binds: ("bind" | "ro-bind", host path, path inside). Nothing else it writes is kept.
-    With `log`, the output goes there with progress lines and None is returned.
+    binds: ("bind" | "ro-bind", host path, path inside); nothing else it writes is kept. With
+    `outside` it gets the host's settings for pip, proxies and TLS. With `log`, the output goes
+    there and progress lines are shown.
     """
     root = ensure()
-    env = {**CLEAN_ENV, "HOME": "/root", **python_env()}
-    outside = [Path(p) for p in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs")]
-    outside += [Path(p) for p in ("/etc/pip.conf", "/usr/share/ca-certificates",
-                                  "/usr/local/share/ca-certificates")]  # fmt: skip
-    for value in python_env().values():  # certificates, local wheel directories, pip.conf
-        outside += [Path(word) for word in value.split() if word.startswith("/")]
+    settings = python_env() if outside else {}
     with tempfile.TemporaryDirectory(prefix="hpk-sandbox-") as scratch:
         new = Path(scratch, "root")
         new.mkdir()
         steps: list[Sequence[str | int]] = [["overlay", str(root), scratch, str(new)]]
-        steps += [["ro-bind", str(p.resolve()), f"{new}{p}"] for p in outside if p.exists()]
+        if outside:
+            steps += [["ro-bind", str(p.resolve()), f"{new}{p}"] for p in outside_files(settings)]
         steps += [[kind, str(source), f"{new}{target}"] for kind, source, target in binds]
         steps += [["bind", "/dev", f"{new}/dev"], ["mount", "proc", f"{new}/proc", ""]]
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            env = {**CLEAN_ENV, "HOME": "/root", **settings}
             inner = enter_command(Path(file.name), steps, new, argv, env)
             command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *inner]
             if log is not None:
                 run_long(title, command, log)
-                return None
-            return run(command)
+                return
+            done = run(command, check=False)
+            if done.returncode:
+                said = (done.stderr or done.stdout).strip().splitlines()[-3:]
+                raise SandboxError(f"{' '.join(argv)} failed: {' / '.join(said)}")
+
+
+def outside_files(settings: Mapping[str, str]) -> list[Path]:
+    """What a program needs of the host's files to reach the network as the host does."""
+    paths = [
+        "/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs", "/etc/pip.conf",
+        "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+        # certificates, local wheel directories, pip's configuration file
+        *(word for value in settings.values() for word in value.split() if word.startswith("/")),
+    ]  # fmt: skip
+    return [Path(p) for p in dict.fromkeys(paths) if Path(p).exists()]
