@@ -38,9 +38,13 @@ def cache_dir() -> Path:
     return home / ".cache" / "hpk"
 
 
+NAME = os.environ.get("HPK_SANDBOX") or "hpk"
+"""Tells sandboxes on one machine apart: in paths, interfaces and network namespaces."""
+
+
 def run_dir() -> Path:
-    """What a running sandbox keeps: homes, logs, the registry's blobs."""
-    return Path(os.environ.get("HPK_SANDBOX_DIR") or "/var/lib/hpk-sandbox").absolute()
+    """What a sandbox keeps: homes, logs, the registry's blobs."""
+    return Path(os.environ.get("HPK_SANDBOX_DIR") or f"/var/lib/{NAME}-sandbox").absolute()
 
 
 def say(text: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import cluster, images, nodes, rootfs
-from .base import SandboxError, lock, run_dir, say
+from .base import NAME, SandboxError, lock, run_dir, say
 from .slurmconf import HEAD, REGISTRY, Options
 
 
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if os.geteuid():
             raise SandboxError(f"the sandbox needs root: sudo bootstrap/sandbox {args.command} …")
+        if not re.fullmatch("[a-z]{1,7}", NAME):
+            raise SandboxError(f"HPK_SANDBOX is {NAME!r}: it must be one to seven small letters")
         if args.command == "exec":
             execute(args)
         elif args.command == "status":

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .base import CLEAN_ENV, SandboxError, run, run_dir, wait_for
+from .base import CLEAN_ENV, NAME, SandboxError, run, run_dir, wait_for
 from .rootfs import enter_command
 from .slurmconf import HEAD, NETWORK, Options, hosts
 
-BRIDGE = "hpk0"
-PREFIX = "hpk-"
+BRIDGE = f"{NAME}0"
+PREFIX = f"{NAME}-"
 """Of every network namespace and veth of ours: how leftovers of a crash are found."""
 
 

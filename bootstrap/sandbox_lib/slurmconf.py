@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zlib
 
-from .base import SandboxError
+from .base import NAME, SandboxError
 
 HEAD = "head"
 """The node that users log in to; runs slurmctld, the registry and the cluster's DNS."""
-NETWORK = "10.213.0"
+NETWORK = "10.213.{}".format(0 if NAME == "hpk" else 1 + zlib.crc32(NAME.encode()) % 254)
+"""The first three bytes of every address; the host itself is .1 on it."""
 HEAD_ADDRESS = f"{NETWORK}.2"
 REGISTRY = "registry.hpk.test:5000"
 PRIVATE_REGISTRY = "registry.hpk.test:5001"
