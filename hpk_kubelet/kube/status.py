@@ -28,7 +28,7 @@ class Entry:
 def status_patch(uid: str, status: Object, written: Object | None = None) -> Object:
     """The strategic merge patch that makes a pod's status `status` (kubelet's status_manager).
 
-    `metadata.uid` makes the API server refuse it (409) for another pod of the same name.
+    `metadata.uid` makes the API server refuse it (422) for another pod of the same name.
     Conditions merge by type, so those of other writers stay; container statuses are replaced.
     What a merge would leave behind is nulled: top-level fields that were in `written`, `reason`
     and `message`, and `reason` and `message` of each condition.
@@ -45,11 +45,19 @@ def status_patch(uid: str, status: Object, written: Object | None = None) -> Obj
     return {"metadata": {"uid": uid}, "status": patch}
 
 
+def another_uid(error: ApiError) -> bool:
+    """Whether a write was refused because the object of that name has another uid by now."""
+    causes = error.body.get("details", {}).get("causes") or ()
+    return (error.invalid and any(cause.get("field") == "metadata.uid" for cause in causes)) or (
+        error.conflict and "UID in precondition" in error.message
+    )
+
+
 class StatusWriter:
     """`set()` never blocks; `run()` writes until cancelled. Keyed by pod uid.
 
     A status equal to the last one written is skipped. A pod that is gone or was made again
-    (404, 409) is forgotten; `on_error` hears of a status the API server refuses for another
+    (404, 422 or 409 for its uid) is forgotten; `on_error` hears of a status the API server refuses for another
     reason, which is not tried again until `set()` brings a different one.
     """
 
@@ -123,7 +131,7 @@ class StatusWriter:
                 entry.wanted = status
             await asyncio.sleep(RETRY_PAUSE)
         except ApiError as e:
-            if e.not_found or (e.conflict and "UID in precondition" in e.message):
+            if e.not_found or another_uid(e):
                 self._entries.pop(uid, None)
             elif e.conflict:  # other writers were faster several times in a row
                 if entry.wanted is None:
