@@ -134,8 +134,9 @@ def _kept(pod: Object, name: str, observed: Observed) -> Object | None:
             state = previous.get("state") or {}
             ran = "terminated" in (previous.get("lastState") or {})
             if previous["name"] == name and (ran or "running" in state or "terminated" in state):
-                defaults = {"ready": False, "started": False, "lastState": {}}
-                return copy.deepcopy(defaults | previous)
+                defaults: Object = {"ready": False, "started": False, "lastState": {}}
+                whole: Object = copy.deepcopy(defaults | previous)
+                return whole
     return None
 
 

@@ -1,0 +1,129 @@
+"""What a pod asks for and does not get here: told in Events, never passed over in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpk_kubelet.spec.inputs import Object
+
+
+class Unsupported(NamedTuple):
+    """A Warning Event on the pod."""
+
+    reason: str
+    message: str
+
+
+def unsupported(pod: Object) -> list[Unsupported]:
+    """One entry per feature, in the order of the spec; the pod runs without them."""
+    spec = pod["spec"]
+    return [*_scheduling(spec), *_of_pod(spec), *_of_containers(spec)]
+
+
+def _scheduling(spec: Object) -> Iterator[Unsupported]:
+    reason = "UnsupportedScheduling"
+    affinity = spec.get("affinity") or {}
+    for key in ("podAffinity", "podAntiAffinity"):
+        if affinity.get(key):
+            yield Unsupported(
+                reason,
+                f"{key} is ignored: Slurm places the job, and can't be told about other pods; "
+                "nodeSelector and slurm-job.hpk.io/flags (--constraint, --exclude) can",
+            )
+    if spec.get("topologySpreadConstraints"):
+        yield Unsupported(
+            reason, "topologySpreadConstraints are ignored: Slurm places the jobs by its own rules"
+        )
+    if spec.get("resourceClaims"):
+        yield Unsupported(
+            reason,
+            "resourceClaims are ignored: ask for devices by resource limits or "
+            "slurm-job.hpk.io/flags (--gres)",
+        )
+
+
+def _of_pod(spec: Object) -> Iterator[Unsupported]:
+    security = spec.get("securityContext") or {}
+    for key in ("hostPID", "hostIPC"):
+        if spec.get(key):
+            yield Unsupported(
+                "UnsupportedField", f"{key} is ignored: each pod has its own namespaces"
+            )
+    if spec.get("hostUsers") is True:
+        yield Unsupported(
+            "UnsupportedField", "hostUsers is ignored: pods always have a user namespace"
+        )
+    if spec.get("runtimeClassName"):
+        yield Unsupported(
+            "UnsupportedField", "runtimeClassName is ignored: containers run through apptainer"
+        )
+    if security.get("sysctls"):
+        yield Unsupported(
+            "UnsupportedField", "sysctls are ignored: a user may not set those of a compute node"
+        )
+    if spec.get("dnsConfig") and spec.get("dnsPolicy") != "None":
+        yield Unsupported(
+            "UnsupportedField",
+            "dnsConfig is ignored unless dnsPolicy is None: pods on the host's network have the "
+            "compute node's resolv.conf",
+        )
+    for container in spec.get("ephemeralContainers") or []:
+        yield Unsupported(
+            "UnsupportedField",
+            f"ephemeral container {container['name']} is not run: HPK has none; use kubectl exec",
+        )
+    for volume in spec.get("volumes") or []:
+        medium = (volume.get("emptyDir") or {}).get("medium") or ""
+        if medium.startswith("HugePages"):
+            yield Unsupported(
+                "UnsupportedField",
+                f"volume {volume['name']}: medium {medium} is not to be had; it is on disk",
+            )
+    for level in (security, *_security_contexts(spec)):
+        for key in ("seccompProfile", "appArmorProfile"):
+            if (level.get(key) or {}).get("type") == "Localhost":
+                yield Unsupported("UnsupportedField", f"{key} of type Localhost is ignored")
+
+
+def _of_containers(spec: Object) -> Iterator[Unsupported]:
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    for container in containers:
+        name = container["name"]
+        for port in container.get("ports") or []:
+            if port.get("hostPort") and not spec.get("hostNetwork"):
+                yield Unsupported(
+                    "UnsupportedField",
+                    f"container {name}: hostPort {port['hostPort']} is ignored: pods are on the "
+                    f"host's network, and reached at their own port {port.get('containerPort')}",
+                )
+        for mount in container.get("volumeMounts") or []:
+            if mount.get("mountPropagation") in ("Bidirectional", "HostToContainer"):
+                yield Unsupported(
+                    "UnsupportedField",
+                    f"container {name}: mountPropagation {mount['mountPropagation']} of volume "
+                    f"{mount['name']} is ignored: mounts don't pass between a user's namespaces",
+                )
+            if mount.get("recursiveReadOnly") == "Enabled":
+                yield Unsupported(
+                    "UnsupportedField",
+                    f"container {name}: recursiveReadOnly of volume {mount['name']} is ignored: "
+                    "mounts below it stay writable",
+                )
+        if (container.get("securityContext") or {}).get("privileged"):
+            yield Unsupported(
+                "UnsupportedField",
+                f"container {name}: privileged gives it what the user may do on the compute "
+                "node, and nothing more",
+            )
+        for rule in container.get("restartPolicyRules") or []:
+            if rule.get("action") == "RestartAllContainers":
+                yield Unsupported(
+                    "UnsupportedField",
+                    f"container {name}: RestartAllContainers restarts this container alone",
+                )
+
+
+def _security_contexts(spec: Object) -> Iterator[Object]:
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        yield container.get("securityContext") or {}

@@ -1,0 +1,44 @@
+"""hostPath: a path of the compute node, or of the file systems it shares."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpk_kubelet.errors import HPKError
+from hpk_kubelet.spec.inputs import Object
+from hpk_kubelet.spec.plan import VolumePlan
+from hpk_kubelet.volumes.base import VolumeInputs
+
+TYPES = (
+    "",
+    "Directory",
+    "DirectoryOrCreate",
+    "File",
+    "FileOrCreate",
+    "Socket",
+    "CharDevice",
+    "BlockDevice",
+)
+
+
+def plan(pod: Object, volume: Object, inputs: VolumeInputs) -> VolumePlan:
+    """The path as it is written, without `..`; its type is checked where it is mounted."""
+    source = volume["hostPath"]
+    path, kind = source.get("path", ""), source.get("type") or ""
+    if not path.startswith("/") or "\0" in path:
+        raise HPKError(f"hostPath {path!r} is not an absolute path")
+    if kind not in TYPES:
+        raise HPKError(f"hostPath type {kind} is not supported; use one of {', '.join(TYPES[1:])}")
+    path = os.path.normpath("/" + path.lstrip("/"))
+    if _inside(Path(path), inputs.hpk_home):
+        raise HPKError(
+            f"hostPath {path} is refused: it is inside HPK's own directory, {inputs.hpk_home}"
+        )
+    return VolumePlan(kind="hostPath", path=path, type=kind)
+
+
+def _inside(path: Path, home: Path) -> bool:
+    """By name, and by where links lead as far as they can be followed from here."""
+    real = os.path.realpath
+    return path.is_relative_to(home) or Path(real(path)).is_relative_to(real(home))
