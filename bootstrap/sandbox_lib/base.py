@@ -123,7 +123,9 @@ def wait_for(
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
-            raise SandboxError(f"{what} not within {seconds:.0f} s; see {run_dir() / 'log'}")
+            raise SandboxError(
+                f"waited {seconds:.0f} s in vain for {what}; see {run_dir() / 'log'}"
+            )
         time.sleep(interval)
 
 

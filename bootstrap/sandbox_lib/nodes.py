@@ -93,7 +93,7 @@ def start(options: Options, node: str, root: Path, checkout: Path, components: P
         ["mount", "sysfs", f"{at}/sys", ""],
         ["mount", "tmpfs", f"{at}/run", "mode=0755"],
         ["mount", "tmpfs", f"{at}/tmp", "mode=1777"],
-        *device_steps(f"{at}/dev"),
+        *device_steps(f"{at}/dev", options.gpus if node != HEAD else 0),
         ["mkdir", f"{at}/run/lock", 0o1777],
         ["mkdir", f"{at}/run/user", 0o755],
         ["write", f"{at}/etc/hosts", hosts(options)],
@@ -127,15 +127,19 @@ def start(options: Options, node: str, root: Path, checkout: Path, components: P
         except (FileNotFoundError, ProcessLookupError):
             return False
 
-    wait_for(f"node {node} was not up", is_init, 20, 0.005)
+    wait_for(f"node {node}", is_init, 20, 0.005)
     (folder / "pid").write_text(f"{pid} {start_time(pid)}\n")
 
 
-def device_steps(dev: str) -> list[Sequence[str | int]]:
-    """A /dev of the node's own, so that the host's stays as it is; ttys are the host's."""
+def device_steps(dev: str, gpus: int) -> list[Sequence[str | int]]:
+    """A /dev of the node's own, so that the host's stays as it is; ttys are the host's.
+
+    A fake GPU is a second /dev/null.
+    """
     nodes = [
         ("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9),
         ("tty", 5, 0), ("ptmx", 5, 2), ("fuse", 10, 229), ("net/tun", 10, 200),
+        *((f"nvidia{i}", 1, 3) for i in range(gpus)),
     ]  # fmt: skip
     links = [("/proc/self/fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr")]
     return [

@@ -73,18 +73,19 @@ def head(options: Options) -> None:
 def slurmctld() -> None:
     folder(HEAD, "/var/spool/slurmctld", "slurm")
     daemon(HEAD, "slurmctld", ["slurmctld"])
-    wait_for("slurmctld did not answer", lambda: not call(HEAD, "scontrol", "ping").returncode, 30)
+    wait_for("an answer of slurmctld", lambda: not call(HEAD, "scontrol", "ping").returncode, 30)
 
 
 def slurmd(nodes: Sequence[str]) -> None:
     """munge and slurmd on these nodes; returns when Slurm calls all of them idle."""
     for node in nodes:
         munge(node)
+        folder(node, "/var/spool/slurmd", "root", "755")
     children = [(node, launch(node, "slurmd", ["slurmd", "-N", node])) for node in nodes]
     for node, child in children:
         if child.wait():
             raise SandboxError(f"slurmd did not start on {node}; see {run_dir() / 'log' / node}")
-    wait_for("not every node was idle", lambda: idle() >= set(nodes), 60)
+    wait_for("every node idle", lambda: idle() >= set(nodes), 60)
 
 
 def idle() -> set[str]:
@@ -106,12 +107,12 @@ def database() -> None:
               "--innodb-lock-wait-timeout=900", "--skip-log-bin"]  # fmt: skip
     daemon(HEAD, "mariadbd", server, "slurm", foreground=True)
     sql = ("mariadb", "--no-defaults", f"--socket={SOCKET}", "-u", "root", "-e")
-    wait_for("MariaDB did not answer", lambda: not call(HEAD, *sql, "SELECT 1").returncode, 60)
+    wait_for("an answer of MariaDB", lambda: not call(HEAD, *sql, "SELECT 1").returncode, 60)
     must("mariadb", *sql[1:], "CREATE USER slurm@localhost; "
          "GRANT ALL ON slurm_acct_db.* TO slurm@localhost;")  # fmt: skip
     daemon(HEAD, "slurmdbd", ["slurmdbd"])
     clusters = ("sacctmgr", "-n", "list", "cluster")
-    wait_for("slurmdbd did not answer", lambda: not call(HEAD, *clusters).returncode, 30)
+    wait_for("an answer of slurmdbd", lambda: not call(HEAD, *clusters).returncode, 30)
     must("sacctmgr", "-i", "add", "cluster", "sandbox")
     must("sacctmgr", "-i", "add", "account", "users", "Description=users", "Organization=sandbox")
     for user in USERS:

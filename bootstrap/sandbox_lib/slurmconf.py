@@ -121,11 +121,11 @@ def slurm_conf(options: Options, first_job_id: int) -> str:
 
 
 def gres_conf(options: Options) -> str:
-    """gres.conf: GPUs without device files."""
+    """gres.conf. slurmd ignores a GPU without a device file, so the nodes have some that do nothing."""
     if not options.gpus:
         return ""
     nodes = ",".join(options.names())
-    return f"AutoDetect=off\nNodeName={nodes} Name=gpu Count={options.gpus}\n"
+    return f"AutoDetect=off\nNodeName={nodes} Name=gpu File=/dev/nvidia[0-{options.gpus - 1}]\n"
 
 
 SLURMDBD_CONF = f"""\
