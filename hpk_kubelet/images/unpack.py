@@ -28,6 +28,7 @@ from typing import IO, Any, Protocol, cast
 from hpk_kubelet.images.rootfs import clean, resolve
 
 _CHUNK = 1 << 20
+_BUFFER = 1 << 16  # of streams: larger ones are copied more often than they save calls
 _MEMORY = 1 << 30  # bytes of address space: a hostile header must not take the control job's memory
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -65,7 +66,7 @@ class _Gunzip:
                 self._inflate = zlib.decompressobj(wbits=31)
                 self._begun = False
             if not self._input:
-                self._input = self._raw.read(_CHUNK)
+                self._input = self._raw.read(_BUFFER)
                 if not self._begun:
                     self._input = self._input.lstrip(b"\0")
             if not self._input:
@@ -88,7 +89,7 @@ def _decompress(raw: IO[bytes]) -> _Reader:
     if magic == b"\x28\xb5\x2f\xfd" or (magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5):
         import zstandard  # only where it is needed: gzip is nearly all there is
 
-        return zstandard.ZstdDecompressor().stream_reader(raw, _CHUNK, read_across_frames=True)
+        return zstandard.ZstdDecompressor().stream_reader(raw, _BUFFER, read_across_frames=True)
     return raw
 
 
@@ -111,7 +112,7 @@ class Unpacker:
             tar = tarfile.open(  # noqa: SIM115
                 fileobj=cast("IO[bytes]", _decompress(layer)),  # all that is asked of it is read
                 mode="r|",
-                bufsize=_CHUNK,
+                bufsize=_BUFFER,
                 encoding="utf-8",
                 errors="surrogateescape",
             )
