@@ -43,6 +43,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """How pods reach the network; only `host` (the node's own network) exists so far."""
     ports: str = ""
     """`first-last`: the range the servers choose their ports from; empty: any free port."""
+    address: str = ""
+    """IPv4 address at which other nodes reach the control plane's; default: the host name's."""
+    components: str = ""
+    """Directory with binaries to use instead of fetched ones (`$HPK_COMPONENTS` goes before)."""
+    mirror: str = ""
+    """URL that takes the place of `https://` in the addresses of official release downloads."""
     local_dir: str = ""
     """Node-local directory for writable layers and emptyDir; default $SLURM_TMPDIR or /tmp."""
     max_pods: int = 1000

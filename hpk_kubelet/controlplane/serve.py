@@ -1,0 +1,172 @@
+"""`hpk serve`: the control job's one long-lived process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from hpk_kubelet.config import Config, Paths
+from hpk_kubelet.controlplane import components, job, stack
+from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
+from hpk_kubelet.controlplane.api import ApiClient, apply_manifests, load_manifests
+from hpk_kubelet.controlplane.files import make_private_dir, write_private
+from hpk_kubelet.controlplane.kubeconfig import (
+    USERS,
+    Control,
+    component_kubeconfig,
+    read_control,
+    write_component_kubeconfig,
+)
+from hpk_kubelet.controlplane.pki import Pki
+from hpk_kubelet.controlplane.process import Component, Process, truncate_large
+from hpk_kubelet.errors import HPKError
+
+MANIFESTS = Path(__file__).parent / "manifests"
+OWN = ("kubelet", "controllers")
+_LOG_CHECK = 60.0
+
+
+def say(text: str) -> None:
+    """One line of the control job's own output, with the time."""
+    print(f"{dt.datetime.now():%H:%M:%S} {text}", flush=True)
+
+
+async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> None:
+    """Runs the control plane until SIGTERM or SIGINT; HPKError if it can't be."""
+    began = time.monotonic()
+    for directory in (paths.home, paths.log, paths.run, paths.etcd):
+        make_private_dir(directory)
+    slurm_job = job.current_job()
+    address = node_address(config.address)
+    binaries = {name: components.installed(name) for name in stack.BINARIES}
+    await asyncio.to_thread(ensure_alone, paths, slurm_job)
+    ports = choose_ports(stack.PORTS, port_range(config.ports), paths.run / "ports.json")
+    site = stack.Site(paths, address, ports, binaries)
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    plane = Plane(paths, site, slurm_job, began)
+    starting = asyncio.create_task(plane.start(own))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        while not stop.is_set():
+            for process in plane.processes:
+                truncate_large(process.log)
+            await asyncio.wait({stopping}, timeout=_LOG_CHECK)
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        stopping.cancel()
+        await plane.stop()
+
+
+def ensure_alone(paths: Paths, slurm_job: int | None) -> None:
+    """HPKError if another control plane runs on this state."""
+    last = read_control(paths)
+    if slurm_job is not None:
+        job.mark(slurm_job, job.marker(paths.home))
+        job.claim(slurm_job, paths.home, job.my_jobs)
+    if last is None or (last.job is not None and last.job == slurm_job):
+        return
+    if last.job is not None:
+        other = job.find_job(last.job)
+        if other is not None and other.runs:
+            raise job.already_runs(other, paths.home)
+    elif runs_here(last):
+        raise HPKError(
+            f"the control plane in {paths.home} already runs: process {last.pid} on {last.host}; "
+            "stop it with: hpk down"
+        )
+
+
+def runs_here(control: Control) -> bool:
+    """Whether a control plane started outside Slurm still runs: its process where that is on
+    this host, else whether its API answers."""
+    if control.host != socket.gethostname():
+        port = int(control.api.rsplit(":", 1)[1])
+        try:
+            with socket.create_connection((control.api.split("/")[2].split(":")[0], port), 3.0):
+                return True
+        except OSError:
+            return False
+    try:
+        command = Path(f"/proc/{control.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"serve" in command.split(b"\0") and control.pid != os.getpid()
+
+
+class Plane:
+    """The running processes, in the order they were started."""
+
+    def __init__(self, paths: Paths, site: stack.Site, slurm_job: int | None, began: float) -> None:
+        self.processes: list[Process] = []
+        self._paths = paths
+        self._site = site
+        self._job = slurm_job
+        self._began = began
+
+    async def _start(self, component: Component) -> None:
+        process = Process(component, self._paths.log, say)
+        self.processes.append(process)
+        await process.start()
+
+    async def start(self, own: tuple[str, ...]) -> None:
+        """Starts everything in order; returns when all of it is up."""
+        site, paths = self._site, self._paths
+        pki = Pki(paths.pki)
+        certs = stack.certificates(pki, site.address)
+        etcd = asyncio.create_task(self._start(stack.etcd(site, pki, certs)))
+        await asyncio.sleep(0)  # etcd starts while the rest is made
+        for name in USERS:
+            write_component_kubeconfig(paths, pki, name, site.api)
+        admin = pki.leaf("admin", USERS["admin"])
+        apiserver = stack.apiserver(site, pki, certs, admin)
+        await etcd
+        await self._start(apiserver)
+        admin_config = component_kubeconfig(paths, "admin").read_bytes()
+        write_private(paths.kubeconfig, admin_config)
+        write_private(
+            paths.control,
+            Control(
+                site.api,
+                socket.gethostname(),
+                self._job,
+                os.getpid(),
+                dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            ).to_json(),
+        )
+        say(
+            f"the Kubernetes API is ready after {time.monotonic() - self._began:.1f} s at "
+            f"{site.api}; export KUBECONFIG={paths.kubeconfig}"
+        )
+        await self._start(stack.controller_manager(site, pki))
+        client = ApiClient.from_kubeconfig(paths.kubeconfig)
+        await apply_manifests(client, load_manifests(MANIFESTS))
+        for name in own:
+            await self._start(stack.own(f"hpk-{name}", name))
+
+    async def stop(self) -> None:
+        """Stops everything, last started first."""
+        for process in reversed(self.processes):
+            await process.stop()
+        say("stopped")
+
+
+def main(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> None:
+    """Runs `serve` to its end."""
+    os.umask(0o077)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    asyncio.run(serve(config, paths, own))
