@@ -116,9 +116,7 @@ def last_line(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def wait_for(
-    what: str, ready: Callable[[], bool], seconds: float, interval: float = 0.05
-) -> None:
+def wait_for(what: str, ready: Callable[[], bool], seconds: float, interval: float = 0.05) -> None:
     """Polls until `ready()`; raises SandboxError naming `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not ready():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,14 +23,14 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--memory", type=int, default=default.memory, help="MB claimed per node")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
     up.add_argument("--partitions", default="main", metavar="NAME[=NODE[+NODE…]],…",
-                    help="the first is the default one; without nodes: all (%(default)s)")
+                    help="the first is the default; without nodes: all (%(default)s)")  # fmt: skip
     up.add_argument("--accounting", action="store_true", help="slurmdbd on MariaDB")
     up.add_argument("--sched-delay", type=int, metavar="S",
-                    help="SchedulerParameters=batch_sched_delay (Slurm's default: 3)")
+                    help="SchedulerParameters=batch_sched_delay (Slurm's default: 3)")  # fmt: skip
     up.add_argument("--immediate", dest="sched_delay", action="store_const", const=0,
-                    help="--sched-delay 0: jobs start as soon as there is room")
+                    help="--sched-delay 0: jobs start as soon as there is room")  # fmt: skip
     up.add_argument("--slurm-conf", action="append", default=[], metavar="LINE",
-                    help="a line for slurm.conf; may be repeated")
+                    help="a line for slurm.conf; may be repeated")  # fmt: skip
     down = commands.add_parser("down", help="stop it; homes and images stay")
     down.add_argument("--purge", action="store_true", help="remove homes and images, too")
     commands.add_parser("status", help="show what is up")
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 elif args.command == "image":
                     cluster.status()
                     print(images.load(args.archive, args.name))
-    except SandboxError as error:
+    except (SandboxError, OSError) as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:

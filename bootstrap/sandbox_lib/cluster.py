@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from . import nodes, project, rootfs, services, slurmconf
 from .base import CHECKOUT, SandboxError, remove, run, run_dir, say
@@ -23,10 +24,11 @@ SYSCTLS = {
 def current() -> Options | None:
     """The options of the cluster that `up` last completed, or None."""
     try:
-        data = json.loads((run_dir() / "cluster.json").read_text())
+        data: dict[str, Any] = json.loads((run_dir() / "cluster.json").read_text())
     except FileNotFoundError:
         return None
-    return Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Options(**values)
 
 
 def running(options: Options) -> bool:
@@ -40,9 +42,7 @@ def up(options: Options) -> None:
     before = current()
     if before and running(before):
         if before != options:
-            raise SandboxError(
-                "a cluster with other options is up: `bootstrap/sandbox down` first"
-            )
+            raise SandboxError("a cluster with other options is up: `bootstrap/sandbox down` first")
         refresh()
         say("the cluster is already up")
         return

@@ -134,7 +134,7 @@ def debian(name: str, recipe: dict[str, Any], target: Path) -> None:
     with tempfile.TemporaryDirectory() as files:
         Path(files, "sources").write_text(DEBIAN.format(mirror=rootfs.mirror()))
         trim = shlex.quote(str(RECIPES / recipe["trim"]))
-        argv = [
+        argv: list[str | Path] = [
             "mmdebstrap", "--mode=root", "--variant=essential",
             f"--include={','.join(recipe['packages'])}",
             *(f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")),

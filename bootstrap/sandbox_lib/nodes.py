@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,12 +64,13 @@ def add_to_network(options: Options, node: str) -> None:
     run(["ip", "netns", "add", name])
     run(["ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name])
     run(["ip", "link", "set", name, "master", BRIDGE, "up"])
-    run(["ip", "-netns", name, "-batch", "-"], input=f"""\
-link set lo up
-addr add {options.address(node)}/24 dev eth0
-link set eth0 up
-route add default via {NETWORK}.1
-""")
+    lines = [
+        "link set lo up",
+        f"addr add {options.address(node)}/24 dev eth0",
+        "link set eth0 up",
+        f"route add default via {NETWORK}.1",
+    ]
+    run(["ip", "-netns", name, "-batch", "-"], input="\n".join(lines))
 
 
 def start(options: Options, node: str, root: Path, checkout: Path, components: Path) -> None:
@@ -79,7 +80,7 @@ def start(options: Options, node: str, root: Path, checkout: Path, components: P
     scratch, new, log = folder / "mnt", folder / "mnt" / "root", state / "log" / node
     scratch.mkdir(parents=True, exist_ok=True)
     log.mkdir(parents=True, exist_ok=True)
-    os.chmod(log, 0o777)  # slurm and munge write there as themselves
+    log.chmod(0o777)  # slurm and munge write there as themselves
     at = f"{new}"
     steps: list[Sequence[str | int]] = [
         ["overlay", str(root), str(scratch), at],
@@ -142,15 +143,16 @@ def device_steps(dev: str, gpus: int) -> list[Sequence[str | int]]:
         *((f"nvidia{i}", 1, 3) for i in range(gpus)),
     ]  # fmt: skip
     links = [("/proc/self/fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr")]
-    return [
+    steps: list[Sequence[str | int]] = [
         ["mount", "tmpfs", dev, "mode=0755"],
         ["mkdir", f"{dev}/net", 0o755],
-        *(["node", f"{dev}/{name}", 0o666, major, minor] for name, major, minor in nodes),
-        *(["link", target, f"{dev}/{name}"] for target, name in links),
         ["bind", "/dev/pts", f"{dev}/pts"],
         ["mount", "tmpfs", f"{dev}/shm", "mode=1777"],
         ["mount", "mqueue", f"{dev}/mqueue", ""],
     ]
+    steps += [["node", f"{dev}/{name}", 0o666, major, minor] for name, major, minor in nodes]
+    steps += [["link", target, f"{dev}/{name}"] for target, name in links]
+    return steps
 
 
 def inside(
@@ -192,17 +194,19 @@ def kill(names: Sequence[str]) -> None:
     A node's processes all descend from its PID 1, which sits in its network namespace: when
     that dies the kernel kills the rest, whichever namespaces they made.
     """
-    deadline = time.monotonic() + 20
     for name in names:
-        while pids := processes(name):
+        ended: set[int] = set()
+
+        def gone(name: str = name, ended: set[int] = ended) -> bool:
+            pids = processes(name)
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            if time.monotonic() > deadline:
-                raise SandboxError(f"processes {pids} in network namespace {name} do not die")
-            time.sleep(0.01)
+            ended.update(pids)
+            # A PID 1 leaves its network namespace before its last children are dead.
+            return not pids and all(start_time(pid) is None for pid in ended)
+
+        wait_for(f"the end of the processes in network namespace {name}", gone, 20, 0.01)
         run(["ip", "link", "del", name], check=False)  # gone with its peer, or never made
         run(["ip", "netns", "del", name])
 

@@ -21,7 +21,7 @@ class Layer:
     """A tar file that grows by files, directories and links; everything belongs to root."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self.tar = tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT)
+        self.tar = tarfile.TarFile(fileobj=out, mode="w", format=tarfile.PAX_FORMAT)
         self.made: set[str] = set()
 
     def __enter__(self) -> Layer:
@@ -69,9 +69,12 @@ def file_digest(path: Path) -> str:
 def write_archive(layer: Path, config: Mapping[str, Any], target: Path) -> None:
     """Makes an OCI archive of one layer (an uncompressed tar). config: the image's run settings."""
     packed = target.with_suffix(".gz")
-    with layer.open("rb") as source, packed.open("wb") as raw:
-        with gzip.GzipFile("", "wb", 6, raw, mtime=0) as out:
-            shutil.copyfileobj(source, out, 1 << 20)
+    with (
+        layer.open("rb") as source,
+        packed.open("wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as zipped,
+    ):
+        shutil.copyfileobj(source, zipped, 1 << 20)
     image = {
         "architecture": ARCHITECTURES[platform.machine()],
         "os": "linux",
@@ -99,9 +102,7 @@ def write_archive(layer: Path, config: Mapping[str, Any], target: Path) -> None:
         }  # fmt: skip
         index = {
             "schemaVersion": 2,
-            "manifests": [
-                descriptor(f"{MEDIA}.manifest.v1+json", json.dumps(manifest).encode())
-            ],
+            "manifests": [descriptor(f"{MEDIA}.manifest.v1+json", json.dumps(manifest).encode())],
         }
         archive.file("index.json", json.dumps(index).encode())
     packed.unlink()

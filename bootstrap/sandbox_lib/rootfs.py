@@ -103,7 +103,7 @@ def ensure() -> Path:
             "HPK_USERS": " ".join(USERS),
             "HPK_NO_SUBIDS": " ".join(name for name, subids in USERS.items() if not subids),
         }
-        argv = [
+        argv: list[str | Path] = [
             "mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(PACKAGES)}",
             # Some mirrors' copy of sid is older than its Release file allows.
             '--aptopt=Acquire::Check-Valid-Until "false"',

@@ -20,9 +20,7 @@ def call(node: str, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def launch(
-    node: str, name: str, argv: Sequence[str], user: str = ""
-) -> subprocess.Popen[bytes]:
+def launch(node: str, name: str, argv: Sequence[str], user: str = "") -> subprocess.Popen[bytes]:
     """Starts a program; what it prints goes to NAME.out among the node's logs."""
     if user:
         argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--", *argv]

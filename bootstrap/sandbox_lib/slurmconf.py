@@ -121,7 +121,7 @@ def slurm_conf(options: Options, first_job_id: int) -> str:
 
 
 def gres_conf(options: Options) -> str:
-    """gres.conf. slurmd ignores a GPU without a device file, so the nodes have some that do nothing."""
+    """gres.conf. slurmd ignores a GPU without a device file; the nodes have idle ones."""
     if not options.gpus:
         return ""
     nodes = ",".join(options.names())
