@@ -36,6 +36,97 @@ def serve(
 
 
 @app.command()
+def status(
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait for the API and every node.")
+    ] = 0,
+) -> None:
+    """Show the control job, the API, nodes and pods; exit 1 when it doesn't run."""
+    import asyncio
+
+    from hpk_kubelet.controlplane import status as module
+
+    asyncio.run(module.status(Paths(), wait, typer.echo))
+
+
+@app.command()
+def down() -> None:
+    """Stop the control job and wait until it has ended. Pods that run go on."""
+    from hpk_kubelet.controlplane import status as module
+
+    module.down(Paths(), typer.echo)
+
+
+@app.command()
+def jobs() -> None:
+    """List pods beside their Slurm jobs, recently ended ones included."""
+    import asyncio
+
+    from hpk_kubelet.controlplane import status as module
+
+    for line in module.table(asyncio.run(module.list_jobs(Paths()))):
+        typer.echo(line)
+
+
+@app.command()
+def doctor() -> None:
+    """Try what HPK needs of this site and say what each answer means."""
+    from hpk_kubelet.controlplane import doctor as module
+
+    paths = Paths()
+    if not module.run(load_config(paths), paths, typer.echo):
+        raise typer.Exit(1)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what only the sandbox uses.")
+    ] = False,
+) -> None:
+    """Obtain the components that are not here yet: from a release, or by building them."""
+    from hpk_kubelet.controlplane.components import recipes
+    from hpk_kubelet.controlplane.fetch import fetch as obtain
+
+    wanted = list(recipes()) if everything else names or []
+    for found in obtain(wanted, load_config(Paths()).mirror):
+        typer.echo(f"{found.recipe.name} v{found.recipe.version}  {found.path}")
+
+
+@app.command()
+def components(
+    path: Annotated[
+        str, typer.Option(metavar="NAME", help="Obtain this one and print its path only.")
+    ] = "",
+) -> None:
+    """List the components: version, where each is and where it came from."""
+    from hpk_kubelet.controlplane import components as module
+
+    if path:
+        from hpk_kubelet.controlplane.fetch import fetch as obtain
+
+        typer.echo(str(obtain([path], load_config(Paths()).mirror)[0].path))
+        return
+    for recipe in module.recipes().values():
+        found = module.find(recipe.name)
+        where = f"{found.path}  ({found.origin})" if found else "not here: hpk fetch"
+        if found or not recipe.optional:
+            typer.echo(f"{recipe.name:<24} v{recipe.version:<8} {where}")
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def image(context: typer.Context) -> None:
+    """Pull, list and clean the images that pods run from."""
+    from hpk_kubelet.images.cli import app as image_app
+
+    image_app(context.args, prog_name="hpk image")
+
+
+@app.command()
 def kubelet() -> None:
     """Run the virtual kubelet (hpk serve starts it)."""
     from hpk_kubelet.node.main import run

@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,9 +103,12 @@ def recipe(name: str) -> Recipe:
 
 
 def named_directories() -> list[Path]:
-    """The directories the user names: HPK_COMPONENTS (`:` between several), then the config's."""
+    """The directories the user names: HPK_COMPONENTS (`:` between several), then the config's;
+    last `components` beside the environment HPK is installed in, for installations that several
+    people share."""
     named = [*os.environ.get("HPK_COMPONENTS", "").split(":"), load_config(Paths()).components]
-    return [Path(n).expanduser() for n in named if n]
+    shared = Path(sys.prefix).parent / "components"
+    return [*(Path(n).expanduser() for n in named if n), shared]
 
 
 def prints_version(path: Path, wanted: Recipe) -> bool:

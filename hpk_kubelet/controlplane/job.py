@@ -16,13 +16,14 @@ from pathlib import Path
 
 from hpk_kubelet.errors import HPKError
 
-# squeue(1), JOB STATE CODES: those in which a job's script runs or its nodes are still its own.
-_RUNS = frozenset(
-    ["RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"]
-)
+# squeue(1), JOB STATE CODES
+_RUNS = frozenset(["RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"])
 _WAITS = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"]
 )
+
+
+JOB_NAME = "hpk"  # as in hpk.sbatch
 
 
 class SlurmUnreachable(HPKError):
@@ -37,15 +38,17 @@ class Job:
     state: str
     node: str
     reason: str
+    name: str
     comment: str
 
     @property
     def runs(self) -> bool:
+        """Its script runs. Not so when COMPLETING: that may only be Slurm waiting for a node."""
         return self.state in _RUNS
 
     @property
     def alive(self) -> bool:
-        """Running, or yet to run."""
+        """Its script runs, or is yet to run."""
         return self.runs or self.state in _WAITS
 
 
@@ -83,15 +86,15 @@ def run_slurm(argv: Sequence[str], timeout: float = 30.0) -> str:
     return done.stdout
 
 
-_FORMAT = "%i|%T|%N|%r|%k"
+_FORMAT = "%i|%T|%N|%r|%j|%k"
 
 
 def parse_jobs(text: str) -> list[Job]:
-    """Parses `squeue -h -o '%i|%T|%N|%r|%k'`; array tasks and other odd ids are left out."""
+    """Parses `squeue -h -o '%i|%T|%N|%r|%j|%k'`; array tasks and other odd ids are left out."""
     jobs = []
     for line in text.splitlines():
-        fields = line.split("|", 4)
-        if len(fields) == 5 and fields[0].isdigit():
+        fields = line.split("|", 5)
+        if len(fields) == 6 and fields[0].isdigit():
             jobs.append(Job(int(fields[0]), *fields[1:]))
     return jobs
 
@@ -127,17 +130,28 @@ def already_runs(job: Job, home: Path) -> HPKError:
     )
 
 
+def control_jobs(jobs: Sequence[Job], home: Path) -> list[Job]:
+    """Those of this user's jobs that are control jobs of `home`, running ones first; a job that
+    waits has not marked itself yet and is known by the name that hpk.sbatch gives it."""
+    running = [j for j in jobs if j.comment == marker(home) and j.runs]
+    waiting = [j for j in jobs if j.name == JOB_NAME and not j.comment and j.alive and not j.runs]
+    return running + waiting
+
+
 def claim(job: int, home: Path, jobs: Callable[[], list[Job]], patience: float = 10.0) -> None:
     """Makes sure that `job` is the only running one marked for `home`; HPKError if it is not.
 
     Of several that start at once the lowest id stays. The lowest still waits for the others to
-    go, since one of them may have looked before it was marked itself, and so may stay.
+    go, since one of them may have looked before this one was marked, and so may stay. A job that
+    is COMPLETING is waited for too, but not held to be running for ever.
     """
     deadline = time.monotonic() + patience
     while True:
-        others = [j for j in jobs() if j.comment == marker(home) and j.runs and j.id != job]
-        if not others:
+        marked = [j for j in jobs() if j.comment == marker(home) and j.id != job]
+        running = [j for j in marked if j.runs]
+        late = time.monotonic() > deadline
+        if running and (late or min(j.id for j in running) < job):
+            raise already_runs(min(running, key=lambda j: j.id), home)
+        if not running and (late or not any(j.state == "COMPLETING" for j in marked)):
             return
-        if min(j.id for j in others) < job or time.monotonic() > deadline:
-            raise already_runs(min(others, key=lambda j: j.id), home)
         time.sleep(0.5)

@@ -76,6 +76,7 @@ def ensure_alone(paths: Paths, slurm_job: int | None) -> None:
     """HPKError if another control plane runs on this state."""
     last = read_control(paths)
     if slurm_job is not None:
+        # In a shell inside an allocation (salloc) too: that job is then the control job.
         job.mark(slurm_job, job.marker(paths.home))
         job.claim(slurm_job, paths.home, job.my_jobs)
     if last is None or (last.job is not None and last.job == slurm_job):
