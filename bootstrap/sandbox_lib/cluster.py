@@ -21,6 +21,14 @@ SYSCTLS = {
 }
 
 
+HPK_CONFIG = f"""\
+# The sandbox's registries speak plain http.
+images:
+  insecureRegistries: [{slurmconf.REGISTRY}, {slurmconf.PRIVATE_REGISTRY}]
+"""
+"""~/.hpk/config.yaml of a new home."""
+
+
 def current() -> Options | None:
     """The options of the cluster that `up` last completed, or None."""
     try:
@@ -107,9 +115,15 @@ def prepare(options: Options, root: Path) -> None:
     for user in rootfs.USERS:
         home = state / "home" / user
         if not home.exists():
-            shutil.copytree(root / "etc" / "skel", home)
-            home.chmod(0o700)
-            run(["chown", "-R", "{}:{}".format(*ids[user]), home])
+            new = state / "home.new"
+            remove(new)
+            shutil.copytree(root / "etc" / "skel", new)
+            new.chmod(0o700)
+            (new / ".hpk").mkdir(0o700)
+            (new / ".hpk" / "config.yaml").touch(0o600)
+            (new / ".hpk" / "config.yaml").write_text(HPK_CONFIG)
+            run(["chown", "-R", "{}:{}".format(*ids[user]), new])
+            new.rename(home)
 
 
 def system_ids(root: Path) -> dict[str, tuple[int, int]]:

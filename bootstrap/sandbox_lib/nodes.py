@@ -18,6 +18,12 @@ PREFIX = f"{NAME}-"
 """Of every network namespace and veth of ours: how leftovers of a crash are found."""
 
 
+PROFILE = """\
+export KUBECONFIG="$HOME/.hpk/kubeconfig" HPK_COMPONENTS=/opt/hpk/components
+"""
+"""For every login shell; `environment` says the same."""
+
+
 def namespaces() -> list[str]:
     """Our network namespaces, whoever left them."""
     folder = Path("/run/netns")
@@ -98,6 +104,7 @@ def start(options: Options, node: str, root: Path, checkout: Path, components: P
         ["mkdir", f"{at}/run/lock", 0o1777],
         ["mkdir", f"{at}/run/user", 0o755],
         ["write", f"{at}/etc/hosts", hosts(options)],
+        ["write", f"{at}/etc/profile.d/hpk.sh", PROFILE],
         ["write", f"{at}/etc/hostname", f"{node}\n"],
         ["write", f"{at}/etc/resolv.conf", f"nameserver {NETWORK}.2\n"],
     ]
@@ -181,7 +188,7 @@ def environment(user: str) -> dict[str, str]:
     home = "/root" if user == "root" else f"/home/{user}"
     env = {
         **CLEAN_ENV, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
-        "KUBECONFIG": f"{home}/.hpk/kubeconfig",
+        "KUBECONFIG": f"{home}/.hpk/kubeconfig", "HPK_COMPONENTS": "/opt/hpk/components",
     }  # fmt: skip
     if "TERM" in os.environ:
         env["TERM"] = os.environ["TERM"]

@@ -11,7 +11,7 @@ from . import rootfs
 from .base import CHECKOUT, SandboxError, building, cache_dir, remove, run, run_dir, say
 
 VENV = "/opt/hpk/venv"
-BUILD_TOOLS = ("setuptools>=77", "wheel")
+BUILD_TOOLS = ("setuptools>=77",)
 
 
 def dependencies() -> list[str]:

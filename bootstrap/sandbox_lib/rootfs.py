@@ -24,7 +24,7 @@ PACKAGES = (
     # HPK and its images
     "python3", "python3-venv", "ca-certificates", "docker-registry", "skopeo", "busybox-static",
     # the node itself
-    "tini", "dnsmasq-base", "procps", "curl", "less", "jq",
+    "tini", "dnsmasq-base", "procps", "curl", "less", "jq", "nano",
 )  # fmt: skip
 
 USERS = {"alice": True, "bob": True, "carol": False}
@@ -33,14 +33,9 @@ USERS = {"alice": True, "bob": True, "carol": False}
 SOURCES = "deb {mirror} trixie main\ndeb {mirror} sid main\n"
 PREFERENCES = "Package: *\nPin: release n=sid\nPin-Priority: 50\n"
 
-PROFILE = """\
-export KUBECONFIG="$HOME/.hpk/kubeconfig"
-"""
-
 CUSTOMIZE = r"""
 set -e
 cd "$1"
-cp "$HPK_FILES/profile" etc/profile.d/hpk.sh
 for user in $HPK_USERS; do
     chroot . useradd --no-create-home --shell /bin/bash "$user"
 done
@@ -60,7 +55,7 @@ def mirror() -> str:
 
 def key() -> str:
     """Names what the build makes: another package list or script is another root file system."""
-    parts = [PACKAGES, USERS, SOURCES, PREFERENCES, PROFILE, CUSTOMIZE, mirror()]
+    parts = [PACKAGES, USERS, SOURCES, PREFERENCES, CUSTOMIZE, mirror()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
@@ -95,7 +90,6 @@ def ensure() -> Path:
             return target
         Path(files, "sources").write_text(SOURCES.format(mirror=mirror()))
         Path(files, "preferences").write_text(PREFERENCES)
-        Path(files, "profile").write_text(PROFILE)
         Path(files, "customize").write_text(CUSTOMIZE)
         env = {
             **os.environ,
