@@ -39,6 +39,7 @@ MAX_JSON = 8 << 20  # bytes of a manifest or config; containerd's limit
 _CHUNK = 1 << 20
 _BLOB_ATTEMPTS = 5  # in a row without one byte of progress
 _REQUEST_ATTEMPTS = 3
+BACKOFF = 0.2  # seconds before the second attempt is twice this, and doubles
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,]+))')
 _SCHEME = re.compile(r"(?:^|,)\s*(Bearer|Basic)(?:\s+|$)", re.IGNORECASE)
@@ -99,13 +100,24 @@ class Repository:
 
     async def manifest(self, what: str) -> tuple[bytes, str]:
         """The manifest or index of a tag or digest, as sent, and its media type."""
-        async with self._request("GET", f"manifests/{what}", {"Accept": _ACCEPT}) as response:
-            body = await self._body(response)
-            return body, response.headers.get("Content-Type", "").partition(";")[0].strip()
+        headers, why = {"Accept": _ACCEPT}, ""
+        for attempt in range(_REQUEST_ATTEMPTS):
+            await asyncio.sleep(BACKOFF * 2**attempt if attempt else 0)
+            try:
+                async with self._request("GET", f"manifests/{what}", headers) as response:
+                    kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+                    return await self._body(response), kind
+            except (aiohttp.ClientError, TimeoutError) as e:
+                why = _words(e)
+        raise Unreachable(f"{self._base.authority}: download of the manifest {why}")
 
-    async def small_blob(self, digest: str) -> bytes:
-        async with self._request("GET", f"blobs/{digest}", {}) as response:
-            return await self._body(response)
+    async def small_blob(self, digest: str, size: int) -> bytes:
+        if size > MAX_JSON:
+            raise ImagePullError(f"{digest} is {size} bytes: too much for an image's config")
+        body = bytearray()
+        async for chunk in self.blob(digest, size, body.clear):
+            body += chunk
+        return bytes(body)
 
     async def blob(
         self, digest: str, size: int, restart: Callable[[], None]
@@ -135,7 +147,7 @@ class Repository:
             failures += 1
             if failures == _BLOB_ATTEMPTS:
                 raise ImagePullError(f"{self._base.authority}: download of {digest} {why}")
-            await asyncio.sleep(0.2 * 2**failures)
+            await asyncio.sleep(BACKOFF * 2**failures)
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         body = await response.content.read(MAX_JSON + 1)
@@ -161,7 +173,7 @@ class Repository:
                 failures += 1
                 if failures == _REQUEST_ATTEMPTS:
                     raise Unreachable(f"{method} {url} {_words(e)}") from None
-                await asyncio.sleep(0.2 * 2**failures)
+                await asyncio.sleep(BACKOFF * 2**failures)
                 continue
             async with response:
                 if response.status == HTTPStatus.UNAUTHORIZED and refused < 2:
@@ -175,7 +187,7 @@ class Repository:
                         continue
                 if response.status in _RETRIED and failures < _REQUEST_ATTEMPTS:
                     failures += 1
-                    await asyncio.sleep(_retry_after(response, 0.2 * 2**failures))
+                    await asyncio.sleep(_retry_after(response, BACKOFF * 2**failures))
                     continue
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise await self._refusal(method, response)

@@ -197,7 +197,9 @@ class ImageStore:
             try:
                 try:
                     digest = await repository.digest_of(what)
-                except RegistryRefusal:
+                except RegistryRefusal as e:
+                    if e.reason == "RegistryUnavailable":
+                        raise
                     digest = ""  # the answer to a HEAD has no words; GET's has
                 if not is_digest(digest):
                     body, _ = await repository.manifest(what)
@@ -260,8 +262,9 @@ class ImageStore:
         started = time.monotonic()
         async with self._slots:
             waited = time.monotonic() - started
+            document = manifest.config
             config = parse_config(
-                check(await repository.small_blob(manifest.config.digest), manifest.config.digest),
+                check(await repository.small_blob(document.digest, document.size), document.digest),
                 self._platform,
             )
             async with self._workspace() as work:

@@ -34,9 +34,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 # What the runtime binds something over, whatever the image forgot to bring.
 _DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "var/tmp")
-_FILES = tuple(
-    f"etc/{name}" for name in ("group", "hostname", "hosts", "localtime", "passwd", "resolv.conf")
-)
+_FILES = tuple(f"etc/{name}" for name in ("group", "hostname", "hosts", "passwd", "resolv.conf"))
 
 # A file system without hard links, or not between directories, or not so many: copies then.
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EXDEV)
