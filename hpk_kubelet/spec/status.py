@@ -59,7 +59,7 @@ def build_status(pod: Object, observed: Observed) -> Object:
 def same_status(old: Object | None, new: Object) -> bool:
     """Whether writing `new` over `old` would change nothing."""
     old = old or {}
-    return all(_normal(old.get(key)) == _normal(value) for key, value in new.items())
+    return bool(_normal({key: old.get(key) for key in new}) == _normal(new))
 
 
 def _phase(pod: Object, observed: Observed, statuses: dict[str, Object]) -> tuple[Phase, str, str]:

@@ -384,6 +384,7 @@ def test_same_status_overlooks_what_the_api_adds() -> None:
     old["containerStatuses"][0]["ready"] = False
     assert not same_status(old, new)
     assert not same_status(None, new)
+    assert same_status({"phase": "Failed"}, {"phase": "Failed", "containerStatuses": []})
 
 
 STATES: st.SearchStrategy[ContainerState] = st.builds(
