@@ -1,0 +1,85 @@
+"""What a pod asks of a node, as Slurm counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from hpk_kubelet.config import SlurmConfig
+from hpk_kubelet.errors import HPKError
+from hpk_kubelet.spec.quantity import ceil, parse_quantity
+
+GPUS: dict[str, Literal["nvidia", "rocm"]] = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "rocm"}
+FEATURE = "feature.hpk.io/"
+_MB = 2**20
+
+
+@dataclass(frozen=True)
+class JobResources:
+    """sbatch's view of a pod's resources; MB are MiB, as Slurm counts them."""
+
+    cpus: int
+    memory_mb: int
+    tmp_mb: int = 0  # 0: not asked for
+    gpus: int = 0
+    gpu_kind: Literal["nvidia", "rocm"] | None = None
+    time_limit_s: int | None = None
+    constraint: str = ""
+
+
+def job_resources(pod: Mapping[str, Any], config: SlurmConfig) -> JobResources:
+    """The job a pod needs; HPKError names the container and resource of a malformed quantity."""
+    spec = pod["spec"]
+    kinds = [kind for kind in GPUS if _effective(spec, kind)]
+    if len(kinds) > 1:
+        raise HPKError(f"a job has one kind of GPU, and this pod asks for {' and '.join(kinds)}")
+    memory = _effective(spec, "memory", first="limits")
+    deadline = spec.get("activeDeadlineSeconds")
+    grace = spec.get("terminationGracePeriodSeconds") or 0
+    return JobResources(
+        cpus=max(1, ceil(_effective(spec, "cpu"))),
+        memory_mb=(ceil(memory / _MB) or config.default_memory_mb) + config.memory_overhead_mb,
+        tmp_mb=ceil(_effective(spec, "ephemeral-storage") / _MB),
+        gpus=ceil(_effective(spec, kinds[0])) if kinds else 0,
+        gpu_kind=GPUS[kinds[0]] if kinds else None,
+        # The agent keeps the deadline to the second; Slurm's limit is the backstop behind it.
+        time_limit_s=deadline + grace + 60 if deadline else None,
+        constraint="&".join(
+            sorted(
+                label.removeprefix(FEATURE)
+                for label in spec.get("nodeSelector") or {}
+                if label.startswith(FEATURE)
+            )
+        ),
+    )
+
+
+def _amount(container: Mapping[str, Any], resource: str, first: str) -> Fraction:
+    resources = container.get("resources") or {}
+    second = {"requests": "limits", "limits": "requests"}[first]
+    for kind in (first, second):
+        text = (resources.get(kind) or {}).get(resource)
+        if text is not None:
+            try:
+                return parse_quantity(text)
+            except HPKError as e:
+                name = container.get("name", "")
+                raise HPKError(f"container {name}: resources.{kind}.{resource}: {e}") from None
+    return Fraction(0)
+
+
+def _effective(spec: Mapping[str, Any], resource: str, first: str = "requests") -> Fraction:
+    """The most the pod uses at any one time (KEP-753, "Resources calculation for scheduling"):
+    an init container runs beside the sidecars before it, the main ones beside all of them."""
+    sidecars = peak = Fraction(0)
+    for container in spec.get("initContainers") or ():
+        amount = _amount(container, resource, first)
+        if container.get("restartPolicy") == "Always":
+            sidecars += amount
+            peak = max(peak, sidecars)
+        else:
+            peak = max(peak, sidecars + amount)
+    main = sum((_amount(c, resource, first) for c in spec["containers"]), Fraction(0))
+    return max(peak, sidecars + main)
