@@ -40,8 +40,9 @@ def status_patch(uid: str, status: Object, written: Object | None = None) -> Obj
         patch["conditions"] = [
             {"reason": None, "message": None, **condition} for condition in status["conditions"]
         ]
-    if status.get("podIPs"):
-        patch["podIPs"] = [{"$patch": "replace"}, *status["podIPs"]]
+    for addresses in ("podIPs", "hostIPs"):
+        if status.get(addresses):  # would merge by ip
+            patch[addresses] = [{"$patch": "replace"}, *status[addresses]]
     return {"metadata": {"uid": uid}, "status": patch}
 
 
