@@ -49,10 +49,15 @@ def pull(
 
 async def _pull(reference: str) -> Image:
     store = _store()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
+    bars = Progress(
+        *(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
     try:
-        with Progress(*columns, TransferSpeedColumn(), console=console, transient=True) as bars:
+        with bars:
             bar = bars.add_task(reference, total=None)
 
             def progress(done: int, total: int) -> None:
@@ -88,9 +93,8 @@ def list_images(
         table.add_column(heading, overflow="fold", no_wrap=heading != "REFERENCE")
     now = time.time()
     for image in found:
-        tags = [name for name in image.references if "@" not in name]
         table.add_row(
-            "\n".join(tags) or "<none>",
+            "\n".join(_tags(image)) or "<none>",
             image.digest.partition(":")[2][:12],
             decimal(image.size),
             decimal(image.disk),
@@ -109,9 +113,13 @@ def collect(
     seconds = _duration(unused)
     result = gc.collect(_store(), gc.digests_in_use(Paths().pods), max(seconds, 0.0))
     for image in result.images:
-        typer.echo(f"removed {', '.join(image.references) or image.digest}")
+        typer.echo(f"removed {', '.join(_tags(image)) or image.digest}")
     freed = decimal(sum(image.disk for image in result.images))
     typer.echo(f"{len(result.images)} images, {freed}; {result.leftovers} interrupted pulls")
+
+
+def _tags(image: gc.Listed) -> list[str]:
+    return [name for name in image.references if "@" not in name]
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

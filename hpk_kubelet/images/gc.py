@@ -97,6 +97,7 @@ def collect(
                 directory.rename(condemned)  # whole, so that nobody finds half an image
             except FileNotFoundError:
                 continue  # another gc was first
+            _forget(store, {image.digest})  # a pull may have found it until a moment ago
             shutil.rmtree(condemned)
             removed.append(image)
     leftovers = 0

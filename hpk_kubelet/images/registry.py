@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -349,8 +350,9 @@ def _words(error: Exception) -> str:
         return f"{error.host}:{error.port}: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         why = error.os_error
-        known = why.errno and not isinstance(why, socket.gaierror)
-        reason = os.strerror(why.errno or 0) if known else why.strerror or why
+        # asyncio's own words for a plain errno are "Connect call failed ('10.0.0.1', 5000)".
+        plain = why.errno and not isinstance(why, (socket.gaierror, ssl.SSLError))
+        reason = os.strerror(why.errno or 0) if plain else why.strerror or why
         text = f"can't connect to {error.host}:{error.port}: {reason}"
         if isinstance(error, aiohttp.ClientSSLError):
             text += " (a registry without TLS is named in images.insecureRegistries of config.yaml)"

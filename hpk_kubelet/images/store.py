@@ -32,6 +32,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images.auth import Credential, Keyring, node_keyring
 from hpk_kubelet.images.errors import ImagePullError, Reason
 from hpk_kubelet.images.fetch import Progress, check, unpack_layers
+from hpk_kubelet.images.image import Image, pulled_message
 from hpk_kubelet.images.manifest import (
     ImageRunConfig,
     Manifest,
@@ -45,21 +46,11 @@ from hpk_kubelet.images.manifest import (
 from hpk_kubelet.images.reference import Reference, is_digest, parse_reference
 from hpk_kubelet.images.registry import INDEX_TYPES, Connections, RegistryRefusal, Repository
 
+__all__ = ["Image", "ImageStore", "Policy", "default_root", "pulled_message"]
+
 Policy = Literal["Always", "IfNotPresent", "Never"]
 _PULLS = 3  # images at once: each costs a process and its memory in the control job
 _TOUCH = 60.0  # seconds between two notes that an image is in use; gc waits much longer
-
-
-class Image(msgspec.Struct, frozen=True, kw_only=True):
-    reference: str  # canonical: docker.io/library/busybox:latest
-    id: str  # registry/repository@digest: status.imageID; an index's digest where there is one
-    digest: str  # of this platform's manifest: names the directory
-    rootfs: Path  # the unpacked directory; read-only by agreement
-    config: ImageRunConfig
-    size: int  # bytes as the registry stores it
-    disk: int  # bytes unpacked
-    pulled: bool = False  # this call brought it, rather than finding it
-    pull_seconds: float = 0.0  # the pull alone, without waiting for other pulls
 
 
 class StoredImage(msgspec.Struct, frozen=True):
@@ -90,16 +81,6 @@ def default_root(config: Config) -> Path:
     if config.images.cache:
         return Path(config.images.cache).expanduser().absolute()
     return cache_dir().absolute() / "images"
-
-
-def pulled_message(image: str, result: Image, total_seconds: float) -> str:
-    """The Pulled event's text, in the kubelet's words (image_manager.go)."""
-    if not result.pulled:
-        return f'Container image "{image}" already present on machine'
-    return (
-        f'Successfully pulled image "{image}" in {_go_duration(result.pull_seconds)} '
-        f"({_go_duration(total_seconds)} including waiting). Image size: {result.size} bytes."
-    )
 
 
 class ImageStore:
@@ -211,7 +192,7 @@ class ImageStore:
                 raise ImagePullError(f"the registry answers {digest} for {ref}")
             found = self.find(Reference(ref.registry, ref.repository, "", digest))
             if found is not None:
-                found = self._name(ref, digest, found.digest) or found
+                found = await self._name(ref, digest, found.digest) or found
             return repository, digest, found
         if len(errors) == 1:
             raise errors[0]
@@ -233,7 +214,7 @@ class ImageStore:
         waited = 0.0
         if not (self.directory(chosen) / "image.json").exists():
             waited = await self._share(repository, chosen, parse_manifest(body), progress)
-        image = self._name(ref, digest, chosen)
+        image = await self._name(ref, digest, chosen)
         if image is None:
             raise ImagePullError(f"{self.directory(chosen)} was removed while it was pulled")
         return image, waited
@@ -270,24 +251,13 @@ class ImageStore:
             async with self._workspace() as work:
                 disk = await unpack_layers(repository, manifest, work, progress)
                 stored = StoredImage(config, manifest.size, disk)
-                _write(work / "image.json", msgspec.json.encode(stored))
-                (work / "used").touch()
-                self._place(work, self.directory(digest))
+                await asyncio.to_thread(_place, work, self.directory(digest), stored)
         return waited
-
-    def _place(self, work: Path, final: Path) -> None:
-        try:
-            work.rename(final)
-        except OSError as e:
-            if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            # Another process was first. Its image is this one: the digest says so.
 
     @asynccontextmanager
     async def _workspace(self) -> AsyncIterator[Path]:
         """A new directory in tmp; what is left of it at the end goes."""
-        for directory in (self.root, self.digests, self.refs, self.tmp):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_directories()
         work = self.tmp / f"pull-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         work.mkdir(mode=0o700)
         try:
@@ -295,20 +265,26 @@ class ImageStore:
         finally:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
-    def _name(self, ref: Reference, digest: str, chosen: str) -> Image | None:
-        """Notes what `ref` stands for, by its tag and by its digest; returns the image."""
+    async def _name(self, ref: Reference, digest: str, chosen: str) -> Image | None:
+        """Notes what `ref` stands for, by its digest and by its tag; returns the image."""
         image = None
         for name in (Reference(ref.registry, ref.repository, "", digest), ref):
             stored = StoredReference(str(name), ref.with_digest(digest), chosen)
             image = self.find(name)
             if image is None or (image.id, image.digest) != (stored.id, stored.digest):
-                self.refs.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path = Path(self._ref_path(str(name)))
-                temporary = self.tmp / f"ref-{uuid.uuid4().hex}"
-                _write(temporary, msgspec.json.encode(stored))
-                temporary.rename(path)
+                await asyncio.to_thread(self._write_reference, stored)
                 image = self.find(name)
         return image
+
+    def _write_reference(self, stored: StoredReference) -> None:
+        temporary = self.tmp / f"ref-{uuid.uuid4().hex}"
+        self._make_directories()
+        _write(temporary, msgspec.json.encode(stored))
+        temporary.rename(self._ref_path(stored.reference))
+
+    def _make_directories(self) -> None:
+        for directory in (self.root, self.digests, self.refs, self.tmp):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _load(self, path: str) -> Image | None:
         """None when the image behind the reference is gone: it is pulled again then."""
@@ -340,6 +316,18 @@ class ImageStore:
         return f"{self.refs}/{self._platform.architecture}-{key}.json"
 
 
+def _place(work: Path, final: Path, stored: StoredImage) -> None:
+    """Makes a finished working directory the image."""
+    _write(work / "image.json", msgspec.json.encode(stored))
+    (work / "used").touch()
+    try:
+        work.rename(final)
+    except OSError as e:
+        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        # Another process was first. Its image is this one: the digest says so.
+
+
 def _write(path: Path, content: bytes) -> None:
     """A new file, 0600, on the disk before anyone can rename it into place."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -356,16 +344,3 @@ def _failure(ref: Reference, why: str, reason: Reason) -> str:
     if reason == "RegistryUnavailable":
         return f"image pull failed for {ref} because the registry is unavailable: {why}"
     return f'failed to pull and unpack image "{ref}": {why}'
-
-
-def _go_duration(seconds: float) -> str:
-    """Go's time.Duration, cut to milliseconds: 850ms, 1.25s, 2m3.5s."""
-    milliseconds = int(seconds * 1000)
-    if milliseconds < 1000:
-        return f"{milliseconds}ms" if milliseconds else "0s"
-    minutes, rest = divmod(milliseconds, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
-    if hours:
-        return f"{hours}h{minutes}m{text}"
-    return f"{minutes}m{text}" if minutes else text
