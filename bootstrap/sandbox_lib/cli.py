@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import cluster, images, nodes, rootfs
-from .base import NAME, SandboxError, lock, run_dir, say
+from .base import NAME, SandboxError, lock, say
 from .slurmconf import HEAD, REGISTRY, Options
 
 
@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="remove homes and images, too")
     commands.add_parser("status", help="show what is up")
     commands.add_parser("refresh", help="install the checkout as it is now into the running nodes")
+    kill = commands.add_parser("kill", help="end a node as if its power failed; `up` restarts it")
+    kill.add_argument("node", metavar="NODE")
     commands.add_parser("registry", help="print the registry's name, as pods write it")
     commands.add_parser("images", help="build and load the example images that are missing")
     image = commands.add_parser("image", help="put an image into the registry")
@@ -79,11 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command == "registry":
             print(REGISTRY)
         else:
-            with lock(run_dir().with_name(run_dir().name + ".lock")):
+            with lock(Path(f"/run/{NAME}-sandbox.lock")):
                 if args.command == "up":
                     up(args)
                 elif args.command == "down":
                     cluster.down(args.purge)
+                elif args.command == "kill":
+                    cluster.kill(args.node)
                 elif args.command == "refresh":
                     cluster.status()
                     cluster.refresh()

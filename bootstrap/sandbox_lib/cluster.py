@@ -39,20 +39,19 @@ def current() -> Options | None:
     return Options(**values)
 
 
-def running(options: Options) -> bool:
-    return all(nodes.init_pid(node) for node in [HEAD, *options.names()])
-
-
 def up(options: Options) -> None:
-    """Starts the cluster; one that already runs with the same options is left as it is."""
+    """Starts the cluster; of one that is already up, what is missing.
+
+    Without options of its own it takes a running cluster as it is.
+    """
     slurmconf.check(options)
     project.check()
     before = current()
-    if before and running(before):
-        if before != options:
+    if before and nodes.init_pid(HEAD):
+        if options not in (before, Options()):
             raise SandboxError("a cluster with other options is up: `bootstrap/sandbox down` first")
         refresh()
-        say("the cluster is already up")
+        complete(before)
         return
     start = time.monotonic()
     rootfs.need(("ip", "iproute2"), ("nsenter", "util-linux"), ("unshare", "util-linux"))
@@ -75,6 +74,27 @@ def up(options: Options) -> None:
     text = json.dumps(dataclasses.asdict(options))
     (run_dir() / "cluster.json").write_text(text)
     say(f"up in {time.monotonic() - start:.1f} s: {summary(options)}")
+
+
+def complete(options: Options) -> None:
+    """Starts slurmctld and nodes that died."""
+    services.slurmctld()
+    dead = [node for node in options.names() if not nodes.init_pid(node)]
+    for node in dead:
+        kill(node)
+        nodes.add_to_network(options, node)
+        nodes.start(options, node, rootfs.ensure(), CHECKOUT, project.components())
+    services.slurmd(dead)
+    say(f"started {', '.join(dead)}" if dead else "the cluster is already up")
+
+
+def kill(node: str) -> None:
+    """Ends a node as if its power failed; `up` starts it again."""
+    options = current()
+    if options is None or node not in options.names():
+        raise SandboxError(f"no cluster with a compute node {node!r} is up")
+    name = nodes.PREFIX + node
+    nodes.kill([name] if name in nodes.namespaces() else [])
 
 
 def summary(options: Options) -> str:
@@ -183,9 +203,11 @@ def restore_sysctls() -> None:
 def status() -> str:
     """A few lines for a person; raises SandboxError if nothing is up."""
     options = current()
-    if options is None or not running(options):
+    if options is None or not nodes.init_pid(HEAD):
         left = nodes.namespaces()
         hint = f"; {', '.join(left)} are left of one: `bootstrap/sandbox down`" if left else ""
         raise SandboxError(f"no cluster is up{hint}")
     info = services.call(HEAD, "sinfo", "-o", "%P %D %T %c %m %G").stdout
-    return f"{summary(options)}\n{info}"
+    dead = [node for node in options.names() if not nodes.init_pid(node)]
+    words = f"dead: {', '.join(dead)} (`bootstrap/sandbox up` starts them)\n" if dead else ""
+    return f"{summary(options)}\n{words}{info}"

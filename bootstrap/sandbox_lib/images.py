@@ -79,10 +79,11 @@ def sources(name: str, recipe: dict[str, Any]) -> dict[str, Path]:
 
 def recipe_key(path: Path, recipe: dict[str, Any]) -> str:
     """Changes with the recipe, its trim script and every file it copies."""
-    digest = hashlib.sha256(path.read_bytes() + rootfs.key().encode())
-    digest.update(json.dumps([TEXTS, DIRECTORIES]).encode())
+    digest = hashlib.sha256(path.read_bytes())
     if "debian" in recipe:
         digest.update((RECIPES / recipe["debian"]["trim"]).read_bytes())
+    else:
+        digest.update(json.dumps([rootfs.key(), TEXTS, DIRECTORIES]).encode())
     for source in sources(path.stem, recipe).values():
         stat = source.stat()
         digest.update(f"{source} {stat.st_size} {stat.st_mtime_ns}".encode())

@@ -69,9 +69,15 @@ def head(options: Options) -> None:
 
 
 def slurmctld() -> None:
+    """Starts slurmctld unless it runs; returns when it answers."""
     folder(HEAD, "/var/spool/slurmctld", "slurm")
-    daemon(HEAD, "slurmctld", ["slurmctld"])
-    wait_for("an answer of slurmctld", lambda: not call(HEAD, "scontrol", "ping").returncode, 30)
+
+    def answers() -> bool:
+        if call(HEAD, "pgrep", "-x", "slurmctld").returncode:
+            daemon(HEAD, "slurmctld", ["slurmctld"])
+        return not call(HEAD, "scontrol", "ping").returncode
+
+    wait_for("an answer of slurmctld", answers, 30)
 
 
 def slurmd(nodes: Sequence[str]) -> None:

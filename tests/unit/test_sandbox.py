@@ -38,8 +38,8 @@ def test_slurm_conf_describes_nodes_and_partitions() -> None:
     slurmconf.check(options)
     conf = slurmconf.slurm_conf(options, 10001)
     assert settings(conf, "NodeName")[2] == (
-        f"NodeName=node3 NodeAddr={slurmconf.NETWORK}.13 CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 "
-        "RealMemory=8000 TmpDisk=0 State=UNKNOWN Gres=gpu:2"
+        f"NodeName=node3 NodeAddr={slurmconf.NETWORK}.13 CPUs=4 Sockets=1 "
+        "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=8000 TmpDisk=0 State=UNKNOWN Gres=gpu:2"
     )
     assert settings(conf, "PartitionName") == [
         "PartitionName=main Nodes=node1,node2,node3 Default=YES MaxTime=INFINITE State=UP",
