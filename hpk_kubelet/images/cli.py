@@ -19,7 +19,12 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images import gc
 from hpk_kubelet.images.store import Image, ImageStore, default_root
 
-app = typer.Typer(name="image", help="The images that pods run from.", no_args_is_help=True)
+app = typer.Typer(
+    name="image",
+    help="The images that pods run from.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 class Output(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -102,6 +103,19 @@ def test_what_is_in_the_way_gives_way(root: Path) -> None:
 def test_replacing_a_hard_linked_file_leaves_the_other_name(root: Path) -> None:
     apply(root, layer(file("a", b"old"), hardlink("b", "a")), layer(file("b", b"new")))
     assert tree(root) == {"a": "old", "b": "new"}
+
+
+def test_a_file_system_without_hard_links_gets_copies(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+    unpacker = apply(root, layer(file("a", b"same", 0o755), hardlink("d/b", "a")))
+    assert tree(root) == {"a": "same", "d": "/", "d/b": "same"}
+    assert stat.S_IMODE((root / "d/b").stat().st_mode) == 0o755
+    assert unpacker.disk == 8
 
 
 @pytest.mark.parametrize("name", ["/../../evil", "../evil", "a/../../../evil", "//evil", "./evil"])
