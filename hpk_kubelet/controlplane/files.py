@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,9 +19,12 @@ def write_private(path: Path, content: str | bytes) -> None:
     """Writes `path` as 0600 through a temporary name and a rename.
 
     fsync is there because the state is on NFS or Lustre: after a crash an empty key or
-    kubeconfig would be worse than the old one.
+    kubeconfig would be worse than the old one. A file that says this already is left alone.
     """
     data = content.encode() if isinstance(content, str) else content
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == data and not path.stat().st_mode & 0o077:
+            return
     tmp = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

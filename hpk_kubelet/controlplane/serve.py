@@ -129,14 +129,10 @@ class Plane:
         site, paths = self._site, self._paths
         pki = Pki(paths.pki)
         certs = stack.certificates(pki, site.address)
-        etcd = asyncio.create_task(self._start(stack.etcd(site, pki, certs)))
-        await asyncio.sleep(0)  # etcd starts while the rest is made
         for name in USERS:
             write_component_kubeconfig(paths, pki, name, site.api)
-        admin = pki.leaf("admin", USERS["admin"])
-        apiserver = stack.apiserver(site, pki, certs, admin)
-        await etcd
-        await self._start(apiserver)
+        await self._start(stack.etcd(site, pki, certs))
+        await self._start(stack.apiserver(site, pki, certs))
         admin_config = component_kubeconfig(paths, "admin").read_bytes()
         write_private(paths.kubeconfig, admin_config)
         write_private(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpk_kubelet.config import Paths
 from hpk_kubelet.controlplane.api import ApiClient, client_context
-from hpk_kubelet.controlplane.kubeconfig import component_kubeconfig
+from hpk_kubelet.controlplane.kubeconfig import USERS, component_kubeconfig
 from hpk_kubelet.controlplane.pki import KeyPair, Leaf, Pki
 from hpk_kubelet.controlplane.process import Component
 
@@ -20,7 +19,7 @@ SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_API = "10.96.0.1"  # the `kubernetes` Service: the first address of SERVICE_CIDR
 CLUSTER_DOMAIN = "cluster.local"
 ISSUER = f"https://kubernetes.default.svc.{CLUSTER_DOMAIN}"
-PORTS = ("apiserver", "etcd", "etcd-peer")
+PORTS = ("apiserver", "etcd", "etcd-peer", "etcd-http")
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 
@@ -51,6 +50,7 @@ class Certificates:
     apiserver: KeyPair
     kubelet_client: KeyPair  # the API server's, to kubelets
     front_proxy: KeyPair  # the API server's, to aggregated API servers
+    admin: KeyPair  # the user's
 
 
 def certificates(pki: Pki, address: str) -> Certificates:
@@ -62,7 +62,7 @@ def certificates(pki: Pki, address: str) -> Certificates:
     )
     etcd = pki.etcd_ca
     return Certificates(
-        # The server's is also its own client's: the gateway that answers HTTP dials the server.
+        # The server's is also a client's: etcd's gateway and our health check show it.
         pki.leaf("etcd-server", Leaf("hpk-etcd", names=here, server=True), etcd),
         pki.leaf("apiserver-etcd-client", Leaf("kube-apiserver-etcd-client"), etcd),
         pki.leaf(
@@ -71,6 +71,7 @@ def certificates(pki: Pki, address: str) -> Certificates:
         ),
         pki.leaf("apiserver-kubelet-client", Leaf("kube-apiserver-kubelet-client")),
         pki.leaf("front-proxy-client", Leaf("front-proxy-client"), pki.front_proxy_ca),
+        pki.leaf("admin", USERS["admin"]),
     )
 
 
@@ -80,10 +81,11 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
     server, ca = certs.etcd_server, pki.etcd_ca.cert
     local = f"https://127.0.0.1:{site.ports['etcd']}"
     peer = f"https://127.0.0.1:{site.ports['etcd-peer']}"
-    client = _lazy(local, lambda: client_context(ca, server.cert, server.key))
+    http = f"https://127.0.0.1:{site.ports['etcd-http']}"
+    client = ApiClient(http, client_context(ca, server.cert, server.key))
 
     async def ready() -> bool:
-        return await client().ok("/health")
+        return await client.ok("/health")
 
     return Component(
         "etcd",
@@ -92,6 +94,8 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
             "--name=hpk",
             f"--data-dir={site.paths.etcd}",
             f"--listen-client-urls={local},{site.etcd}",
+            # HTTP (/health) apart from gRPC: on one port, gRPC goes through a slower server.
+            f"--listen-client-http-urls={http}",
             f"--advertise-client-urls={site.etcd}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
@@ -115,16 +119,16 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
     )
 
 
-def apiserver(site: Site, pki: Pki, certs: Certificates, admin: KeyPair) -> Component:
+def apiserver(site: Site, pki: Pki, certs: Certificates) -> Component:
     """kube-apiserver. Ready when /readyz says so, asked as the administrator: nothing is
     anonymous here, health included."""
     ca = pki.ca.cert
     sa = pki.service_account_key()
     local = f"https://127.0.0.1:{site.ports['apiserver']}"
-    client = _lazy(local, lambda: client_context(ca, admin.cert, admin.key))
+    client = ApiClient(local, client_context(ca, certs.admin.cert, certs.admin.key))
 
     async def ready() -> bool:
-        return await client().ok("/readyz")
+        return await client.ok("/readyz")
 
     return Component(
         "kube-apiserver",
@@ -200,15 +204,3 @@ def own(name: str, argument: str) -> Component:
     env = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     argv = (sys.executable, "-m", "hpk_kubelet.cli", argument)
     return Component(name, argv, env, stop_timeout=30.0)
-
-
-def _lazy(url: str, context: Callable[[], ssl.SSLContext]) -> Callable[[], ApiClient]:
-    """The client made at its first use, and then kept."""
-    made: list[ApiClient] = []
-
-    def get() -> ApiClient:
-        if not made:
-            made.append(ApiClient(url, context()))
-        return made[0]
-
-    return get
