@@ -17,7 +17,7 @@ from hpk_kubelet.errors import HPKError
 
 
 class ImageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    form: Literal["auto", "directory", "sif"] = "auto"
+    form: Literal["auto", "directory"] = "auto"
     """What a pulled image becomes on disk; `auto` is `directory`, which starts fastest."""
     insecure_registries: tuple[str, ...] = ()
     """`host[:port]` of registries that are spoken to over plain http."""
