@@ -24,6 +24,12 @@ CLEAN_ENV = {
 """The whole environment of what runs inside a node or the root file system."""
 
 
+CONTAINED = (
+    "setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child",
+)  # fmt: skip
+"""Before a command that builds something: when we die, so does all it started, with its mounts."""
+
+
 class SandboxError(Exception):
     """One sentence for the user: what failed, where, and what to do."""
 

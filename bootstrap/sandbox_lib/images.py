@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import tempfile
 import tomllib
@@ -17,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from . import oci, project, rootfs
-from .base import CHECKOUT, SandboxError, building, cache_dir, run, run_dir, run_long, say
+from .base import (
+    CHECKOUT,
+    CONTAINED,
+    SandboxError,
+    building,
+    cache_dir,
+    run,
+    run_dir,
+    run_long,
+    say,
+)
 from .slurmconf import HEAD_ADDRESS, REGISTRY
 
 RECIPES = CHECKOUT / "bootstrap" / "images"
@@ -136,7 +147,7 @@ def debian(name: str, recipe: dict[str, Any], target: Path) -> None:
         Path(files, "sources").write_text(DEBIAN.format(mirror=rootfs.mirror()))
         trim = shlex.quote(str(RECIPES / recipe["trim"]))
         argv: list[str | Path] = [
-            "mmdebstrap", "--mode=root", "--variant=essential",
+            *CONTAINED, "--mount-proc", "mmdebstrap", "--mode=root", "--variant=essential",
             f"--include={','.join(recipe['packages'])}",
             *(f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")),
             f'--customize-hook=sh {trim} "$1"',
@@ -153,9 +164,12 @@ def load(archive: Path, name: str) -> str:
         raise SandboxError(f"there is no {archive}: name an OCI archive or layout directory")
     kind = "oci" if archive.is_dir() else "oci-archive"
     say(f"loading image {name}")
-    rootfs.in_rootfs(
-        ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false",
-         f"{kind}:/image", f"docker://{HEAD_ADDRESS}:5000/{name}"],
-        [("ro-bind", archive.resolve(), "/image")], outside=False,
-    )  # fmt: skip
+    argv = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false",
+            f"{kind}:/image", f"docker://{HEAD_ADDRESS}:5000/{name}"]  # fmt: skip
+    try:
+        rootfs.in_rootfs(argv, [("ro-bind", archive.resolve(), "/image")], outside=False)
+    except SandboxError as error:
+        said = re.search('msg="(.*)"', str(error))
+        words = said[1] if said else str(error)
+        raise SandboxError(f"cannot load {archive} as {name}: {words}") from None
     return f"{REGISTRY}/{name}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import enter
-from .base import CLEAN_ENV, SandboxError, building, cache_dir, run, run_long, say
+from .base import CLEAN_ENV, CONTAINED, SandboxError, building, cache_dir, run, run_long, say
 
 PACKAGES = (
     # Slurm and what it stands on
@@ -98,7 +98,8 @@ def ensure() -> Path:
             "HPK_NO_SUBIDS": " ".join(name for name, subids in USERS.items() if not subids),
         }
         argv: list[str | Path] = [
-            "mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(PACKAGES)}",
+            *CONTAINED, "--mount-proc", "mmdebstrap", "--mode=root", "--variant=apt",
+            f"--include={','.join(PACKAGES)}",
             # Some mirrors' copy of sid is older than its Release file allows.
             '--aptopt=Acquire::Check-Valid-Until "false"',
             *(f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")),
@@ -163,7 +164,7 @@ def in_rootfs(
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             env = {**CLEAN_ENV, "HOME": "/root", **settings}
             inner = enter_command(Path(file.name), steps, new, argv, env)
-            command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *inner]
+            command = [*CONTAINED, *inner]
             if log is not None:
                 run_long(title, command, log)
                 return
