@@ -35,8 +35,21 @@ def current() -> Options | None:
         data: dict[str, Any] = json.loads((run_dir() / "cluster.json").read_text())
     except FileNotFoundError:
         return None
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Options(**values)
+    lists = {k: tuple(v) for k, v in data["options"].items() if isinstance(v, list)}
+    options: dict[str, Any] = data["options"] | lists
+    return Options(**options)
+
+
+def mounted() -> list[str]:
+    """The directories of the host that nodes show, as they are now and not as they are called."""
+    paths = (CHECKOUT, project.components())
+    return [f"{path} {path.stat().st_ino}" for path in paths]
+
+
+def mounts_this() -> bool:
+    """False if the cluster that is up was started from another checkout."""
+    data: dict[str, Any] = json.loads((run_dir() / "cluster.json").read_text())
+    return bool(data["mounted"] == mounted())
 
 
 def up(options: Options) -> None:
@@ -50,9 +63,12 @@ def up(options: Options) -> None:
     if before and nodes.init_pid(HEAD):
         if options not in (before, Options()):
             raise SandboxError("a cluster with other options is up: `bootstrap/sandbox down` first")
-        refresh()
-        complete(before)
-        return
+        if mounts_this():
+            refresh()
+            complete(before)
+            return
+        say("the cluster that is up was started from another checkout: starting it anew")
+        options = before
     start = time.monotonic()
     rootfs.need(("ip", "iproute2"), ("nsenter", "util-linux"), ("unshare", "util-linux"))
     root = rootfs.ensure()
@@ -71,8 +87,8 @@ def up(options: Options) -> None:
         say("not started: taking down what was; logs stay in " + str(run_dir() / "log"))
         clear()
         raise
-    text = json.dumps(dataclasses.asdict(options))
-    (run_dir() / "cluster.json").write_text(text)
+    data = {"options": dataclasses.asdict(options), "mounted": mounted()}
+    (run_dir() / "cluster.json").write_text(json.dumps(data))
     say(f"up in {time.monotonic() - start:.1f} s: {summary(options)}")
 
 

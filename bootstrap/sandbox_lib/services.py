@@ -57,7 +57,8 @@ def munge(node: str) -> None:
 def head(options: Options) -> None:
     """Everything the head node runs; returns when slurmctld answers."""
     munge(HEAD)
-    dns = ["dnsmasq", "--no-resolv", "--log-facility=/var/log/slurm/dnsmasq.log",
+    # /etc/hosts is all there is; another name does not exist, which is better than REFUSED
+    dns = ["dnsmasq", "--no-resolv", "--address=/#/", "--log-facility=/var/log/slurm/dnsmasq.log",
            f"--listen-address={HEAD_ADDRESS}", "--bind-interfaces", "--user=root"]  # fmt: skip
     daemon(HEAD, "dnsmasq", dns)
     for port in (5000, 5001):

@@ -82,7 +82,8 @@ def test_a_cluster_is_remembered_with_its_options(
     monkeypatch.setenv("HPK_SANDBOX_DIR", str(tmp_path))
     assert cluster.current() is None
     (tmp_path / "cluster.json").write_text(
-        '{"nodes": 3, "partitions": ["a", "b"], "extra": ["KillWait=5"], "sched_delay": 0}'
+        '{"options": {"nodes": 3, "partitions": ["a", "b"], "extra": ["KillWait=5"], '
+        '"sched_delay": 0}, "mounted": []}'
     )
     wanted = Options(nodes=3, partitions=("a", "b"), extra=("KillWait=5",), sched_delay=0)
     assert cluster.current() == wanted
