@@ -93,7 +93,7 @@ def components() -> Path:
 
 def component(name: str) -> Path | None:
     """The newest binary of a component in the cache: `<name>/<version>/<name>`."""
-    found = [p for p in components().glob(f"{name}/*/{name}") if p.is_file()]
+    found = [p for p in components().glob(f"{name}/[!.]*/{name}") if p.is_file()]
     return max(found, key=lambda p: p.stat().st_mtime) if found else None
 
 
