@@ -96,4 +96,5 @@ def load_config(paths: Paths) -> Config:
     try:
         return msgspec.yaml.decode(raw or b"{}", type=Config)
     except msgspec.MsgspecError as e:
-        raise HPKError(f"{paths.config}: {e}; see docs/install.md for the settings") from None
+        words = " ".join(str(e).split())  # YAML's own errors are several lines
+        raise HPKError(f"{paths.config}: {words}; see docs/install.md for the settings") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -200,7 +199,5 @@ def controller_manager(site: Site, pki: Pki) -> Component:
 
 def own(name: str, argument: str) -> Component:
     """One of HPK's own processes: `hpk ARGUMENT` with this Python."""
-    # -m finds the package where this process found it, also when only PYTHONPATH names it.
-    env = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     argv = (sys.executable, "-m", "hpk_kubelet.cli", argument)
-    return Component(name, argv, env, stop_timeout=30.0)
+    return Component(name, argv, stop_timeout=30.0)
