@@ -21,7 +21,7 @@ def write_file(path: Path, data: bytes, *, sync: bool = False) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with open(fd, "wb", closefd=True) as f:  # noqa: PTH123: a descriptor
+        with os.fdopen(fd, "wb") as f:
             f.write(data)
             if sync:
                 f.flush()

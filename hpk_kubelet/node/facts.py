@@ -1,0 +1,200 @@
+"""What is known about one pod: the API's object, the directory, Slurm's answer, the agent's word.
+
+No action is taken here; `view` is what `decide` sees and `compute_status` what the API shall see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk_kubelet.node import verdict
+from hpk_kubelet.node.decide import Job as JobView
+from hpk_kubelet.node.decide import Progress, Stage, View, Want
+from hpk_kubelet.node.jobs import Snapshot
+from hpk_kubelet.node.prepare import containers
+from hpk_kubelet.node.store import PodDir
+from hpk_kubelet.node.virtual_node import VirtualNode
+from hpk_kubelet.server.agents import Agent
+from hpk_kubelet.slurm.backend import Job
+from hpk_kubelet.spec.observed import Ended, Observed, Waiting
+from hpk_kubelet.spec.plan import AgentEvent, Intent, PodPlan, PodState
+from hpk_kubelet.spec.status import build_status, same_status
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+Object = dict[str, Any]
+
+_SLACK_AGENT = 10.0  # seconds after the grace in which an agent may still be writing its last word
+_SLACK = 3.0
+
+
+@dataclass(eq=False)
+class Facts:
+    uid: str
+    directory_of: PodDir
+    node: VirtualNode
+    snapshot: Callable[[], Snapshot | None]
+    connection: Callable[[str], Agent | None]
+    pod: Object | None = None  # the newest one; None once the object is gone
+    last: Object | None = None  # the newest there was
+    intent: Intent | None = None
+    plan: PodPlan | None = None
+    prepared: bool = False  # by this process
+    preparing: bool = False
+    since: float = 0.0  # time.monotonic() of the last sbatch by this process
+    state: PodState | None = None
+    ended: Ended | None = None
+    rejected: tuple[str, str] | None = None
+    waiting: Waiting | None = None  # while there is no job
+    container_waiting: dict[str, Waiting] = field(default_factory=dict)
+    asked: float = 0.0  # time.monotonic() when the pod was first asked to end
+    start_time: float = 0.0
+    sent: Object | None = None  # the status that was computed last
+    written: Object | None = None  # what the API answered to the last write of a status
+
+    # --- what the server needs (server.api.ServedPod)
+
+    @property
+    def object(self) -> Object:
+        assert self.last is not None
+        return self.last
+
+    @property
+    def status(self) -> Object:
+        return verdict.merged(self.object.get("status") or {}, self.sent)
+
+    @property
+    def agent(self) -> Agent | None:
+        return self.connection(self.uid)
+
+    @property
+    def directory(self) -> Path:
+        return self.directory_of.path
+
+    @property
+    def running(self) -> bool:
+        view = self.view()
+        return view.progress is not Progress.FINISHED and view.job is not JobView.ENDED
+
+    # --- reading
+
+    @property
+    def job_id(self) -> str:
+        return self.intent.get("jobId", "") if self.intent is not None else ""
+
+    def job(self) -> Job | None:
+        return verdict.find_job(self.snapshot(), self.uid, self.job_id)
+
+    def awaits_slurm(self) -> bool:
+        """Whether any answer of Slurm, also one without this pod's job, may lead it further."""
+        if self.intent is None or verdict.progress(self.state) is Progress.FINISHED:
+            return self.pod is None
+        return self.job() is None or verdict.want(self.pod, False) in (Want.STOP, Want.GONE)
+
+    @property
+    def stage(self) -> Stage:
+        if self.preparing:
+            return Stage.PREPARING
+        if self.intent is not None:
+            return Stage.SUBMITTED if self.job_id else Stage.INTENDED
+        return Stage.PREPARED if self.prepared else Stage.NEW
+
+    def view(self) -> View:
+        agent = self.agent is not None
+        slack = _SLACK_AGENT if agent else _SLACK
+        return View(
+            want=verdict.want(self.pod, self.rejected is not None),
+            stage=self.stage,
+            job=verdict.job_view(self.snapshot(), self.uid, self.job_id, self.since),
+            progress=verdict.progress(self.state),
+            agent=agent,
+            overdue=bool(self.asked)
+            and time.monotonic() >= self.asked + verdict.grace_period(self.pod) + slack,
+        )
+
+    def overdue_in(self) -> float | None:
+        """Seconds until `overdue`; None where nobody was asked."""
+        if not self.asked:
+            return None
+        slack = _SLACK_AGENT if self.agent is not None else _SLACK
+        return max(0.0, self.asked + verdict.grace_period(self.pod) + slack - time.monotonic())
+
+    def read_journal(self) -> list[AgentEvent]:
+        """For a pod whose agent is not connected. What a lived connection said stands until the
+        journal says more: a network file system may show an older end of it."""
+        events = self.directory_of.journal.read()
+        told = self.directory_of.journal.state
+        if told is not None and (self.state is None or told["finished"] or events):
+            self.state = told
+        return events
+
+    # --- telling
+
+    def compute_status(self) -> Object:
+        assert self.pod is not None
+        previous = {**self.pod, "status": self.status}
+        return build_status(previous, self._observed())
+
+    def status_written(self) -> bool:
+        """Whether the API has the status that was computed last."""
+        if self.pod is None or self.sent is None:
+            return True
+        api = self.pod.get("status") or {}
+        return same_status(api, self.sent) or (
+            self.written is not None and same_status(self.written, self.sent)
+        )
+
+    def _observed(self) -> Observed:
+        waiting = self.waiting
+        if self.state is None and self.job_id:
+            waiting = verdict.waiting(self.job(), self.job_id)
+        failed = self.rejected
+        nothing_ran = self.state is None and self.ended is None
+        if failed is None and nothing_ran and self.view().want is Want.STOP and not self.running:
+            failed = ("Deleted", "the pod was deleted before it started")
+        return Observed(
+            now=time.time(),
+            start_time=self.start_time,
+            state=self.state,
+            ended=self.ended,
+            failed=failed,
+            waiting=waiting,
+            container_waiting=self.container_waiting,
+            image_ids=self._image_ids(),
+            host_ip=self.node.host.address,
+        )
+
+    def _image_ids(self) -> dict[str, str]:
+        if self.plan is None:
+            return {}
+        return {
+            c["name"]: c["image"]["id"]
+            for c in (*self.plan["initContainers"], *self.plan["containers"])
+        }
+
+    def say(
+        self,
+        type_: Any,
+        reason: str,
+        message: str,
+        field_path: str = "",
+        *,
+        once: str = "",
+        time: datetime | None = None,
+    ) -> None:
+        """An Event on the pod; `once` makes it exist once whatever happens to this process."""
+        if self.last is None:
+            return
+        name = f"{self.last['metadata']['name'][:200]}.{self.uid[:8]}.{once}" if once else None
+        self.node.events.record(
+            self.last, type_, reason, message, field_path=field_path, name=name, time=time
+        )
+
+    def field_path(self, container: str) -> str:
+        assert self.last is not None
+        return next((path for c, path in containers(self.last) if c["name"] == container), "")

@@ -1,0 +1,166 @@
+"""Slurm as all pods share it: one bulk query per interval, submissions in batches.
+
+A snapshot says something about a job only if its query began after the job was submitted, so each
+carries the time it began. While slurmctld is away the last one stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpk_kubelet.slurm.backend import (
+    Backend,
+    Cancel,
+    Job,
+    Submission,
+    SubmitError,
+    UnreachableError,
+)
+from hpk_kubelet.slurm.script import parse_comment
+from hpk_kubelet.slurm.states import Phase
+
+Answer = str | SubmitError
+
+log = logging.getLogger(__name__)
+
+_QUICK = 1.0  # seconds between queries while a change is expected that no agent will tell
+_SLOWEST = 60.0  # between two tries while slurmctld is away
+_BATCH = 50  # submissions that wait for each other's answers
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Every job of this user that carries our comment."""
+
+    began: float  # time.monotonic()
+    by_id: dict[str, Job] = field(default_factory=dict)
+    by_uid: dict[str, list[Job]] = field(default_factory=dict)
+
+
+def snapshot(began: float, jobs: Sequence[Job], cluster: str) -> Snapshot:
+    result = Snapshot(began)
+    for job in jobs:
+        parts = parse_comment(job.comment)
+        if parts is not None and parts[0] == cluster:
+            result.by_id[job.id] = job
+            result.by_uid.setdefault(parts[1], []).append(job)
+    return result
+
+
+class SlurmJobs:
+    """Keeps the snapshot fresh. `on_change` is told the uids whose jobs look different."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        cluster: str,
+        interval: float,
+        on_change: Callable[[set[str]], None],
+    ) -> None:
+        self.backend = backend
+        self.cluster = cluster
+        self.last: Snapshot | None = None
+        self.unreachable = ""  # why, in Slurm's words; "" while it answers
+        self._interval = interval
+        self._on_change = on_change
+        self._quick_until = 0.0
+        self._poke = asyncio.Event()
+        self._waiting: list[tuple[Submission, asyncio.Future[Answer]]] = []
+        self._submitting: asyncio.Task[None] | None = None
+
+    def hurry(self, seconds: float = 5.0) -> None:
+        """For so long, a change is expected that only Slurm will tell."""
+        self._quick_until = max(self._quick_until, time.monotonic() + seconds)
+        self._poke.set()
+
+    async def run(self) -> None:
+        """Queries until cancelled."""
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                await self._query(began)
+                failures = 0
+            except UnreachableError as e:
+                failures += 1
+                if not self.unreachable:
+                    log.warning("Slurm does not answer, everything is kept as it is: %s", e)
+                self.unreachable = str(e)
+            except Exception:
+                failures += 1
+                log.exception("asking Slurm for all jobs failed")
+            await self._pause(began, failures)
+
+    async def _query(self, began: float) -> None:
+        jobs = await self.backend.jobs()
+        if self.unreachable:
+            log.info("Slurm answers again")
+            self.unreachable = ""
+        before, self.last = self.last, snapshot(began, jobs, self.cluster)
+        self._on_change(changed(before, self.last))
+
+    async def _pause(self, began: float, failures: int) -> None:
+        if failures:
+            await asyncio.sleep(min(_SLOWEST, 2.0**failures))
+            return
+        while (now := time.monotonic()) < began + self._interval:
+            due = began + (_QUICK if now < self._quick_until else self._interval)
+            if now >= due:
+                return
+            self._poke.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._poke.wait(), due - now)
+
+    async def submit(self, submission: Submission) -> str | SubmitError:
+        """The job's id, or why there is none; UnreachableError when it may or may not be there.
+
+        What arrives while a batch is on its way becomes the next one.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((submission, future))
+        if self._submitting is None or self._submitting.done():
+            self._submitting = asyncio.create_task(self._submit_all())
+        return await asyncio.shield(future)
+
+    async def _submit_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            try:
+                answers: Sequence[Answer | BaseException]
+                answers = await self.backend.submit([submission for submission, _ in batch])
+            except Exception as e:
+                answers = [e] * len(batch)
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.cancelled():
+                    continue
+                if isinstance(answer, BaseException) and not isinstance(answer, SubmitError):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    async def cancel(self, cancel: Cancel) -> None:
+        """HPKError when Slurm refuses or is away."""
+        (error,) = await self.backend.cancel([cancel])
+        if error is not None:
+            raise error
+        self.hurry()
+
+
+def changed(before: Snapshot | None, after: Snapshot) -> set[str]:
+    """The uids whose jobs came, went or differ; all of them after the first query."""
+    if before is None:
+        return set(after.by_uid)
+    return {
+        uid
+        for uid in before.by_uid.keys() | after.by_uid.keys()
+        if before.by_uid.get(uid) != after.by_uid.get(uid)
+    }
+
+
+def active(job: Job) -> bool:
+    return job.phase is not Phase.ENDED

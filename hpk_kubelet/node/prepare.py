@@ -1,0 +1,218 @@
+"""Everything a pod needs before sbatch: images, objects, tokens, the plan, the script."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from hpk_kubelet.config import Config, Paths
+from hpk_kubelet.errors import HPKError
+from hpk_kubelet.images.auth import Keyring, pull_secrets_keyring
+from hpk_kubelet.images.errors import ImagePullError
+from hpk_kubelet.images.store import Image, ImageStore, Policy, pulled_message
+from hpk_kubelet.images.users import resolve_user
+from hpk_kubelet.kube.client import Client
+from hpk_kubelet.node.crash import crash_point
+from hpk_kubelet.node.objects import Key, Object, ObjectCache, Token, request_tokens
+from hpk_kubelet.node.store import PodDir
+from hpk_kubelet.spec.build import build_plan, etc_files
+from hpk_kubelet.spec.errors import ConfigError
+from hpk_kubelet.spec.inputs import PlanInputs
+from hpk_kubelet.spec.plan import PodPlan
+from hpk_kubelet.spec.references import image_pull_secrets, references
+from hpk_kubelet.volumes import (
+    TokenRequest,
+    Volume,
+    VolumeInputs,
+    resolve_volumes,
+    token_requests,
+    write_volumes,
+)
+
+Say = Callable[[str, str, str, str], None]
+"""(type, reason, message, field path) of an Event on the pod."""
+
+
+class Node(Protocol):
+    """The virtual node that a pod runs on."""
+
+    @property
+    def client(self) -> Client: ...
+    @property
+    def objects(self) -> ObjectCache: ...
+    @property
+    def allocatable(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is the same for all pods."""
+
+    config: Config
+    paths: Paths
+    images: ImageStore
+    api_host: str
+    api_port: int
+
+
+class PullFailed(HPKError):
+    """At least one image could not be had; `failures` is by container."""
+
+    def __init__(self, failures: dict[str, ImagePullError]) -> None:
+        super().__init__("; ".join(map(str, failures.values())))
+        self.failures = failures
+
+
+@dataclass(frozen=True)
+class Prepared:
+    plan: PodPlan
+    tokens: Mapping[TokenRequest, Token]
+
+
+def containers(pod: Object) -> list[tuple[Object, str]]:
+    """Each container with its field path, in the order they start."""
+    spec = pod["spec"]
+    return [
+        (container, f"spec.{key}{{{container['name']}}}")
+        for key in ("initContainers", "containers")
+        for container in spec.get(key) or ()
+    ]
+
+
+async def pull_images(pod: Object, node: Node, site: Site, say: Say) -> dict[str, Image]:
+    """The image of each container; PullFailed once all pulls have ended."""
+    names = image_pull_secrets(pod)
+    keyring = Keyring()
+    if names:
+        wanted: list[Key] = [("Secret", name) for name in names]
+        found = await node.objects.get(pod["metadata"]["namespace"], wanted)
+        keyring = pull_secrets_keyring(s for s in found.values() if s is not None)
+
+    async def one(container: Object, path: str) -> Image | ImagePullError:
+        image, began = container["image"], time.monotonic()
+
+        def pulling() -> None:
+            say("Normal", "Pulling", f'Pulling image "{image}"', path)
+
+        policy: Policy = container.get("imagePullPolicy") or "IfNotPresent"
+        try:
+            pulled = await site.images.pull(image, policy, keyring, on_pulling=pulling)
+        except ImagePullError as e:
+            return e
+        message = pulled_message(image, pulled, time.monotonic() - began)
+        say("Normal", "Pulled", message, path)
+        return pulled
+
+    all_of_them = containers(pod)
+    results = await asyncio.gather(*(one(*container) for container in all_of_them))
+    by_name = {c["name"]: r for (c, _), r in zip(all_of_them, results, strict=True)}
+    failures = {name: r for name, r in by_name.items() if isinstance(r, ImagePullError)}
+    if failures:
+        raise PullFailed(failures)
+    return {name: r for name, r in by_name.items() if isinstance(r, Image)}
+
+
+async def fetch_volumes(
+    pod: Object, node: Node, site: Site, pod_dir: Path, have: Mapping[TokenRequest, Token]
+) -> tuple[dict[Key, Object | None], dict[TokenRequest, Token], dict[str, Volume]]:
+    """(objects, tokens, volumes) as they are now; ConfigError for what is missing."""
+    objects, tokens = await asyncio.gather(
+        node.objects.get(pod["metadata"]["namespace"], [(r.kind, r.name) for r in references(pod)]),
+        request_tokens(node.client, pod, token_requests(pod), have),
+    )
+    inputs = VolumeInputs(
+        objects=objects,
+        tokens={request: token.value for request, token in tokens.items()},
+        allocatable=node.allocatable,
+        pod_dir=pod_dir,
+        hpk_home=site.paths.home,
+    )
+    return objects, tokens, resolve_volumes(pod, inputs)
+
+
+async def prepare(
+    pod: Object,
+    node: Node,
+    site: Site,
+    directory: PodDir,
+    *,
+    start_time: float,
+    say: Say,
+    mpi: Sequence[str] | None,
+    gpus: Literal["nvidia", "rocm"] | None,
+    script: str | None,
+    services: Sequence[Object],
+    agent_token: str = "",
+) -> Prepared:
+    """Writes the pod's directory, the script last; None leaves the script of before (a plan
+    that is refreshed: give it the same `agent_token`).
+
+    Raises PullFailed, ConfigError, or ApiError when the API server is away; all may pass.
+    """
+    directory.create()
+    crash_point(site.paths.run, "created")
+    pulled, fetched = await asyncio.gather(
+        pull_images(pod, node, site, say),
+        fetch_volumes(pod, node, site, directory.path, {}),
+        return_exceptions=True,
+    )
+    # Both have ended, so that a missing object does not break off a long pull; the volumes' word
+    # comes first, as in the kubelet.
+    if isinstance(fetched, BaseException):
+        raise fetched
+    if isinstance(pulled, BaseException):
+        raise pulled
+    images, (objects, tokens, volumes) = pulled, fetched
+    crash_point(site.paths.run, "pulled")
+    plan = build_plan(
+        pod,
+        PlanInputs(
+            objects=objects,
+            images=images,
+            resolve_user=resolve_user,
+            volumes={name: volume.plan for name, volume in volumes.items()},
+            services=services,
+            api_host=site.api_host,
+            api_port=site.api_port,
+            allocatable=node.allocatable,
+            pod_dir=directory.path,
+            agent_token=agent_token or secrets.token_urlsafe(32),
+            kubelet_address=site.paths.kubelet,
+            ca=site.paths.pki / "ca.crt",
+            local_dir=site.config.local_dir,
+            created=time.time(),
+            start_time=start_time,
+            mpi=mpi,
+            gpus=gpus,
+        ),
+    )
+    write(pod, volumes)
+    directory.write_plan(plan, script, etc_files(pod))
+    crash_point(site.paths.run, "planned")
+    return Prepared(plan, tokens)
+
+
+def write(pod: Object, volumes: Mapping[str, Volume]) -> None:
+    """The volumes' files; an OSError becomes a ConfigError that names the volume's directory."""
+    try:
+        write_volumes(volumes, (pod["spec"].get("securityContext") or {}).get("fsGroup"))
+    except OSError as e:
+        raise ConfigError(
+            f"{e.filename}: {e.strerror}",
+            reason="ContainerCreating",
+            event=("FailedMount", f"volumes can't be written: {e.filename}: {e.strerror}"),
+        ) from None
+
+
+async def refresh_volumes(
+    pod: Object, node: Node, site: Site, directory: Path, have: Mapping[TokenRequest, Token]
+) -> dict[TokenRequest, Token]:
+    """Brings the volumes of a running pod up to date; answers its tokens."""
+    _, tokens, volumes = await fetch_volumes(pod, node, site, directory, have)
+    await asyncio.to_thread(write, pod, volumes)
+    return tokens

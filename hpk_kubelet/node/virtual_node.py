@@ -1,0 +1,147 @@
+"""One virtual node at work: registered, alive by its Lease, with its own credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from hpk_kubelet.kube.client import MERGE, STRATEGIC, ApiError, Client, nodes, pods
+from hpk_kubelet.kube.events import EventRecorder
+from hpk_kubelet.kube.leases import heartbeat
+from hpk_kubelet.kube.reflector import Change, Reflector
+from hpk_kubelet.kube.status import StatusWriter
+from hpk_kubelet.kube.times import now, rfc3339
+from hpk_kubelet.node.nodes import Host, Object, labels, node_status, without_times
+from hpk_kubelet.node.objects import ObjectCache
+from hpk_kubelet.slurm.backend import Partition
+
+log = logging.getLogger(__name__)
+
+_REPORT = 300.0  # seconds after which an unchanged status is written again, as the kubelet does
+
+
+class VirtualNode:
+    """Everything that is one node's: client, watch of its pods, status writer, events."""
+
+    def __init__(
+        self,
+        name: str,
+        partition: Partition,
+        client: Client,
+        host: Host,
+        max_pods: int,
+        *,
+        on_pod: Callable[[VirtualNode, Change], None],
+        on_written: Callable[[str, Object], None],
+        on_refused: Callable[[str, ApiError], None],
+    ) -> None:
+        self.name = name
+        self.partition = partition
+        self.client = client
+        self.host = host
+        self.objects = ObjectCache(client)
+        self.events = EventRecorder(client, host=name)
+        self.statuses = StatusWriter(client, on_written=on_written, on_error=on_refused)
+        self.pods = Reflector(
+            client,
+            pods(),
+            field_selector=f"spec.nodeName={name}",
+            on_change=lambda change: on_pod(self, change),
+        )
+        self._max_pods = max_pods
+        self._status: Object = {}
+        self._written = 0.0
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def make(cls, kubeconfig: Path, name: str, *args: Any, **kwargs: Any) -> VirtualNode:
+        return cls(name, args[0], await Client.from_kubeconfig(kubeconfig), *args[1:], **kwargs)
+
+    @property
+    def allocatable(self) -> dict[str, str]:
+        found: dict[str, str] = self._status.get("allocatable") or {}
+        return found
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What must run as long as the node lives."""
+        return [
+            self.pods.run(),
+            self.statuses.run(),
+            self.events.run(),
+            heartbeat(self.client, self.name, on_result=self._lease_result),
+        ]
+
+    async def register(self, unreachable: str = "") -> None:
+        """Makes the Node object, or brings one that is there up to date."""
+        async with self._lock:
+            await self._register(unreachable)
+
+    async def _register(self, unreachable: str) -> None:
+        own = labels(self.name, self.partition, self.host)
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self.name, "labels": own},
+        }
+        status = node_status(
+            self.partition, self.host, self._max_pods, unreachable, {}, rfc3339(now())
+        )
+        try:
+            await self.client.create(nodes(), {**body, "status": status})
+        except ApiError as e:
+            if not e.already_exists:
+                raise
+            there = await self.client.get(nodes(self.name))
+            stale = {
+                key: None
+                for key in there["metadata"].get("labels") or {}
+                if key.startswith(("hpk.io/", "feature.hpk.io/")) and key not in own
+            }
+            await self.client.patch(
+                nodes(self.name), {"metadata": {"labels": {**stale, **own}}}, MERGE
+            )
+            self._status = there.get("status") or {}
+        self._written = 0.0
+        await self._update(self.partition, unreachable)
+
+    async def update(self, partition: Partition, unreachable: str) -> None:
+        """Writes the status if it says something new, or if it is time to."""
+        async with self._lock:
+            relabel = labels(self.name, partition, self.host) != labels(
+                self.name, self.partition, self.host
+            )
+            self.partition = partition
+            if relabel:
+                await self._register(unreachable)
+            else:
+                await self._update(partition, unreachable)
+
+    async def _update(self, partition: Partition, unreachable: str) -> None:
+        status = node_status(
+            partition, self.host, self._max_pods, unreachable, self._status, rfc3339(now())
+        )
+        due = time.monotonic() - self._written > _REPORT or not self._written
+        if not due and without_times(status) == without_times(self._status):
+            return
+        try:
+            await self.client.patch(nodes(self.name, "status"), {"status": status}, STRATEGIC)
+        except ApiError as e:
+            if not e.not_found:
+                raise
+            # Somebody deleted the object. Its pods go on.
+            log.warning("node %s is gone from the API, registering it again", self.name)
+            await self._register(unreachable)
+            return
+        self._status = status
+        self._written = time.monotonic()
+
+    def _lease_result(self, error: ApiError | None) -> None:
+        if error is not None:
+            log.warning("heartbeat of node %s: %s", self.name, error)
+
+    async def close(self) -> None:
+        await self.client.close()

@@ -1,0 +1,228 @@
+"""The kubelet's HTTPS API, for the API server alone.
+
+Paths and answers are those of Kubernetes' pkg/kubelet/server/server.go. Who calls is proved by a
+client certificate of the cluster's authority, and only the API server's own is let in: it has
+authorized the user already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from hpk_kubelet.errors import HPKError
+from hpk_kubelet.server.agents import Agent
+from hpk_kubelet.server.log_options import LogOptions, log_state, parse_options
+from hpk_kubelet.server.proxy import proxy
+
+log = logging.getLogger(__name__)
+
+API_SERVER = "kube-apiserver-kubelet-client"
+
+LogFiles = Callable[[Path, str, LogOptions, Callable[[], bool]], AsyncIterator[bytes]]
+"""(pod's directory, container, options, whether the pod may still write) → the log as text."""
+
+
+class ServedPod(Protocol):
+    """What the server needs of one pod."""
+
+    @property
+    def object(self) -> dict[str, Any]: ...  # as the API has it
+    @property
+    def status(self) -> dict[str, Any]: ...  # the newest known here, written or not
+    @property
+    def agent(self) -> Agent | None: ...
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def running(self) -> bool: ...  # its job may still write
+
+
+class Pods(Protocol):
+    def find(self, namespace: str, name: str) -> ServedPod | None: ...
+
+    def served(self) -> Iterable[ServedPod]: ...
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and newer; with `client_ca`, who has no certificate of it gets no connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@web.middleware
+async def only_the_api_server(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """403 for other certificates, however valid; HPKError becomes a plain sentence."""
+    name = common_name(request.get_extra_info("peercert"))
+    if name != API_SERVER:
+        raise web.HTTPForbidden(text=f"{name or 'nobody'} may not use the kubelet's API\n")
+    try:
+        return await handler(request)
+    except HPKError as e:
+        raise web.HTTPInternalServerError(text=f"{e}\n") from None
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """The subject's CN of what ssl's getpeercert() answers; "" without one."""
+    for relative in (certificate or {}).get("subject", ()):
+        for key, value in relative:
+            if key == "commonName":
+                return str(value)
+    return ""
+
+
+class KubeletServer:
+    """Serves until `close`."""
+
+    def __init__(self, pods: Pods, context: ssl.SSLContext, log_files: LogFiles) -> None:
+        self._pods = pods
+        self._context = context
+        self._log_files = log_files
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; answers the port (of the system's choice when `port` is 0)."""
+        app = web.Application(middlewares=[only_the_api_server])
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
+        for kind in ("exec", "attach"):
+            for uid in ("", "/{uid}"):
+                path = f"/{kind}/{{namespace}}/{{pod}}{uid}/{{container}}"
+                app.router.add_get(path, self._stream(kind))
+        for path in ("/portForward/{namespace}/{pod}", "/portForward/{namespace}/{pod}/{uid}"):
+            app.router.add_route("*", path, self._port_forward)
+        app.router.add_get("/pods", self._list)
+        app.router.add_get("/runningpods/", self._list_running)
+        app.router.add_get("/healthz", self._healthz)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        site = web.TCPSite(
+            self._runner, host, port, ssl_context=self._context, shutdown_timeout=1.0
+        )
+        await site.start()
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _pod(self, request: web.Request) -> ServedPod:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        pod = self._pods.find(namespace, name)
+        uid = request.match_info.get("uid")
+        if pod is None or (uid and pod.object["metadata"]["uid"] != uid):
+            raise web.HTTPNotFound(text=f'pod "{namespace}/{name}" does not exist')
+        return pod
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        pod = self._pod(request)
+        container = request.match_info["container"]
+        spec = pod.object["spec"]
+        known = [c["name"] for c in (*spec["containers"], *spec.get("initContainers", ()))]
+        name = pod.object["metadata"]["name"]
+        if container not in known:
+            raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{name}"')
+        try:
+            options = parse_options(request.query, dt.datetime.now(dt.UTC))
+            log_state(pod.status, name, container, options.previous)
+        except HPKError as e:
+            raise web.HTTPBadRequest(text=str(e)) from None
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        try:
+            async for part in self._log_parts(pod, container, options):
+                await response.write(part)
+        except ConnectionError:
+            return response  # the reader has seen enough
+        await response.write_eof()
+        return response
+
+    async def _log_parts(
+        self, pod: ServedPod, container: str, options: LogOptions
+    ) -> AsyncIterator[bytes]:
+        """From the agent while it lives (a network file system shows its files late), else from
+        the files."""
+        agent = pod.agent
+        if agent is None:
+            async for part in self._log_files(
+                pod.directory, container, options, lambda: pod.running
+            ):
+                yield part
+            return
+        stream = agent.open("logs", **options.to_stream(container))
+        try:
+            while (received := await stream.receive()) is not None:
+                yield received[1]
+            if stream.error:
+                yield f"{stream.error}\n".encode()
+        finally:
+            stream.close()
+
+    def _stream(self, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            pod = self._pod(request)
+            container, query = request.match_info["container"], request.query
+            state = _container_state(pod.status, container)
+            if "running" not in state:
+                raise web.HTTPInternalServerError(text=f'container not found ("{container}")')
+            if pod.agent is None:
+                raise web.HTTPServiceUnavailable(
+                    text="the pod's agent is not connected to the kubelet at this moment"
+                )
+            arguments: dict[str, Any] = {
+                "container": container,
+                "tty": query.get("tty") in ("1", "true"),
+                "stdin": (query.get("input") or query.get("stdin")) in ("1", "true"),
+            }
+            if kind == "exec":
+                arguments["command"] = query.getall("command", [])
+            return await proxy(request, pod.agent.open(kind, **arguments))
+
+        return handle
+
+    async def _port_forward(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPNotImplemented(
+            text="port-forward is not available yet: reach the pod at its podIP, or run a client "
+            "in it with kubectl exec\n"
+        )
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return _pod_list(self._pods.served())
+
+    async def _list_running(self, request: web.Request) -> web.Response:
+        return _pod_list(p for p in self._pods.served() if p.status.get("phase") == "Running")
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(0)  # answered by the event loop that does everything else
+        return web.Response(text="ok")
+
+
+def _pod_list(pods: Iterable[ServedPod]) -> web.Response:
+    items = [{**pod.object, "status": pod.status} for pod in pods]
+    return web.json_response(
+        {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
+    )
+
+
+def _container_state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    for key in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+        for entry in status.get(key) or ():
+            if entry["name"] == container:
+                state: Mapping[str, Any] = entry.get("state") or {}
+                return state
+    return {}
