@@ -74,7 +74,8 @@ def find_control(paths: Paths) -> tuple[Control | None, jobs.Job | None, bool]:
     if control is not None and control.job is None and runs_here(control):
         return control, None, True
     try:
-        found = jobs.control_jobs(jobs.my_jobs(), paths.home)
+        last = control.job if control else None
+        found = jobs.control_jobs(jobs.my_jobs(), paths.home, last)
     except jobs.SlurmUnreachable:
         raise
     except HPKError:

@@ -37,8 +37,9 @@ def test_control_jobs() -> None:
         job(2, comment=marker(Path("/elsewhere"))),
         job(3, name="ns/pod", comment="hpk:c:uid:ns/pod"),
     ]
-    waiting, running = job(4, "PENDING", comment=""), job(5, name="mine")
-    assert control_jobs([*others, waiting, running], HOME) == [running, waiting]
+    waiting, extra, running = job(4, "PENDING", comment=""), job(5), job(6, name="mine")
+    found = control_jobs([*others, waiting, extra, running], HOME, last=6)
+    assert found == [running, extra, waiting]
 
 
 @pytest.fixture
