@@ -64,8 +64,7 @@ def install(force: bool = False) -> bool:
     else:
         (build / "README.md").touch()
     shutil.copytree(CHECKOUT / "hpk_kubelet", build / "hpk_kubelet",
-                    ignore=shutil.ignore_patterns("__pycache__"),
-                    ignore_dangling_symlinks=True)  # fmt: skip
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     pip = [f"{VENV}/bin/pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
            "--no-index", "--force-reinstall", "/opt/hpk/build"]  # fmt: skip
     rootfs.in_rootfs(pip, [("bind", opt, "/opt/hpk")])
