@@ -1,0 +1,134 @@
+"""The agent's fast path: from the job script to the first container, then the event loop."""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from .container import StartError
+from .journal import AlreadyStarted, Journal, note
+from .namespaces import NamespaceError
+from .setup import PodSetup, Run
+from .volumes import VolumeError
+
+PLAN_VERSION = 1
+REFRESH_AFTER = 60.0
+
+
+class Starting:
+    """What the fast path hands to the event loop."""
+
+    def __init__(self, plan: Dict[str, Any], pod_dir: str, journal: Journal) -> None:
+        self.plan = plan
+        self.pod_dir = pod_dir
+        self.journal = journal
+        self.setup: Optional[PodSetup] = None
+        self.runs: Dict[str, Run] = {}
+        self.refused: Dict[str, StartError] = {}
+        self.volume_error: Optional[VolumeError] = None
+        self.terminated = False  # SIGTERM came
+
+
+def main(argv: List[str]) -> int:
+    """`POD_DIR`, or `--rank POD_DIR CONTAINER` for one rank of an MPI container."""
+    os.umask(0o077)
+    if argv[:1] == ["--rank"]:
+        from .rank import run_rank
+
+        return run_rank(argv[1], argv[2])
+    pod_dir = os.path.abspath(argv[0])
+    plan = read_plan(pod_dir)
+    if isinstance(plan, str):
+        note(plan)
+        return 1
+    try:
+        journal = Journal(os.path.join(pod_dir, "journal.jsonl"))
+    except AlreadyStarted as e:
+        note("pod %s/%s was already started by another agent (%s exists): nothing is run"
+             % (plan["namespace"], plan["name"], e))  # fmt: skip
+        return 1
+    starting = Starting(plan, pod_dir, journal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def terminated(*_: Any) -> None:
+        starting.terminated = True
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        if time.time() - plan["created"] > REFRESH_AFTER:
+            from .refresh import refreshed
+
+            starting.plan = refreshed(starting)
+        start(starting)
+        from .supervise import supervise
+
+        return supervise(starting)
+    except Exception as e:
+        if not isinstance(e, (NamespaceError, StartError)):
+            import traceback
+
+            traceback.print_exc()
+        return give_up(starting, e)
+
+
+def read_plan(pod_dir: str) -> Any:
+    """The plan, or a sentence that says why there is none."""
+    path = os.path.join(pod_dir, "plan.json")
+    try:
+        with open(path, encoding="utf-8") as f:
+            plan = json.load(f)
+    except (OSError, ValueError) as e:
+        return "the pod's plan %s can't be read: %s" % (path, e)
+    if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
+        return "the plan %s has version %s, this agent knows only %d: is HPK being updated?" % (
+            path, plan.get("version") if isinstance(plan, dict) else "?", PLAN_VERSION,
+        )  # fmt: skip
+    return plan
+
+
+def start(starting: Starting) -> None:
+    """Enters the pod's namespaces and starts what may start at once."""
+    plan = starting.plan
+    starting.setup = PodSetup(plan, starting.pod_dir, dict(os.environ))
+    try:
+        starting.setup.prepare_volumes()
+    except VolumeError as e:
+        starting.volume_error = e
+        return
+    if starting.terminated:
+        return
+    for container in plan["initContainers"][:1] or plan["containers"]:
+        try:
+            starting.runs[container["name"]] = starting.setup.start(container, 0)
+        except StartError as e:
+            starting.refused[container["name"]] = e
+
+
+def give_up(starting: Starting, error: Exception) -> int:
+    """The last words of an agent that can't go on: on paper, where the kubelet reads them."""
+    setup = starting.setup
+    starting.journal.write(
+        {
+            "jobId": os.environ.get("SLURM_JOB_ID", "0"),
+            "node": os.environ.get("SLURMD_NODENAME", ""),
+            "hostIP": setup.host_ip if setup else "",
+            "podIP": setup.host_ip if setup else "",
+            "startedAt": time.time(),
+            "containers": {},
+            "finished": True,
+            "reason": "AgentError",
+            "message": "%s: %s" % (type(error).__name__, error)
+            if not isinstance(error, (NamespaceError, StartError))
+            else str(error),
+        },
+        [],
+    )
+    if setup:
+        setup.clear()
+    return 1
+
+
+def run() -> None:
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""The pod's own namespaces, made by the agent for itself: user, mount, IPC and UTS.
+
+The network is the host's; a pod network joins here. Every container has a PID namespace of its
+own (apptainer makes it), so that none sees or signals the agent. Inside the user namespace the
+user is root, which is nothing outside of it, and may mount and become any mapped user.
+"""
+
+import os
+import socket
+from typing import List, NamedTuple, Optional, Tuple
+
+from . import syscalls
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class NamespaceError(Exception):
+    """The node does not let the user make namespaces; the text says what an administrator can do."""
+
+
+class Mapping(NamedTuple):
+    """How many user and group ids exist inside; 1: only root, which is the user."""
+
+    uids: int
+    gids: int
+
+
+def subordinate_range(text: str, user: str, uid: int) -> Optional[Tuple[int, int]]:
+    """The user's first range (start, count) in the text of /etc/subuid or /etc/subgid."""
+    for line in text.splitlines():
+        fields = line.strip().split(":")
+        if len(fields) == 3 and fields[0] in (user, str(uid)):
+            try:
+                return int(fields[1]), int(fields[2])
+            except ValueError:
+                continue
+    return None
+
+
+def _range(path: str) -> Optional[Tuple[int, int]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            text = f.read()
+    except OSError:
+        return None
+    import pwd
+
+    uid = os.getuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = ""
+    return subordinate_range(text, user, uid)
+
+
+def find_program(name: str) -> Optional[str]:
+    for folder in os.environ.get("PATH", PATH).split(":") + PATH.split(":"):
+        path = os.path.join(folder, name)
+        if folder and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def enter(hostname: str) -> Mapping:
+    """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's."""
+    uid, gid = os.getuid(), os.getgid()
+    helper = _Mapper.prepare(uid, gid)
+    flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
+    if hostname:
+        flags |= syscalls.CLONE_NEWUTS
+    try:
+        syscalls.unshare(flags)
+    except OSError as e:
+        raise NamespaceError(
+            "node %s does not let users make user namespaces (%s); an administrator can allow them"
+            " with the sysctls user.max_user_namespaces and kernel.unprivileged_userns_clone"
+            % (socket.gethostname(), e.strerror)
+        ) from None
+    mapping = helper.run() if helper else None
+    if mapping is None:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", "0 %d 1" % uid)
+        _write("/proc/self/gid_map", "0 %d 1" % gid)
+        mapping = Mapping(1, 1)
+    # mounts of the node still arrive (automounted homes), none of ours leaves
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
+    if hostname:
+        socket.sethostname(hostname)
+    return mapping
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as f:
+        f.write(text)
+
+
+class _Mapper:
+    """A child outside the namespace, which calls newuidmap and newgidmap for its parent."""
+
+    def __init__(self, pid: int, go: int, mapping: Mapping) -> None:
+        self._pid, self._go, self._mapping = pid, go, mapping
+
+    @classmethod
+    def prepare(cls, uid: int, gid: int) -> "Optional[_Mapper]":
+        """None when the user has no subordinate ids on this node."""
+        uids, gids = _range("/etc/subuid"), _range("/etc/subgid")
+        newuidmap, newgidmap = find_program("newuidmap"), find_program("newgidmap")
+        if not (uids and gids and newuidmap and newgidmap):
+            return None
+        target = str(os.getpid())
+        commands: List[List[str]] = []
+        for program, own, (start, count) in ((newuidmap, uid, uids), (newgidmap, gid, gids)):
+            count = min(count, 65535)
+            commands.append([program, target, "0", str(own), "1", "1", str(start), str(count)])
+        wait, go = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(wait)
+            return cls(pid, go, Mapping(min(uids[1], 65535) + 1, min(gids[1], 65535) + 1))
+        try:
+            os.close(go)
+            if not os.read(wait, 1):
+                os._exit(1)
+            children = [os.posix_spawn(argv[0], argv, os.environ) for argv in commands]
+            os._exit(int(any([os.waitpid(child, 0)[1] for child in children])))
+        finally:
+            os._exit(1)
+
+    def run(self) -> Optional[Mapping]:
+        """None when the kernel or the helpers refused."""
+        os.write(self._go, b"1")
+        os.close(self._go)
+        return None if os.waitpid(self._pid, 0)[1] else self._mapping

@@ -1,0 +1,294 @@
+"""The pod: init containers in order, sidecars, main containers, and the common end."""
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Set
+
+from .journal import Journal, note
+from .runner import Runner
+from .setup import PodSetup
+from .volumes import VolumeError
+
+Publish = Callable[[Dict[str, Any], List[Dict[str, Any]]], None]
+
+
+class Reaper:
+    """Tells the ends of the agent's children."""
+
+    def __init__(self) -> None:
+        self._watched: "Dict[int, asyncio.Future[int]]" = {}
+
+    def watch(self, pid: int) -> "asyncio.Future[int]":
+        """A future of the wait status; to be asked once for each child."""
+        future = self._watched[pid] = asyncio.get_running_loop().create_future()
+        self._look(pid)
+        return future
+
+    def collect(self) -> None:
+        """On SIGCHLD."""
+        for pid in list(self._watched):
+            self._look(pid)
+
+    def _look(self, pid: int) -> None:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            future = self._watched.pop(pid)
+            if not future.done():
+                future.set_result(status)
+
+
+class Pod:
+    def __init__(self, plan: Dict[str, Any], setup: PodSetup, journal: Journal) -> None:
+        self.plan = plan
+        self.setup = setup
+        self.journal = journal
+        self.full_name = "%s_%s(%s)" % (plan["name"], plan["namespace"], plan["uid"])
+        self.grace = float(plan["terminationGracePeriodSeconds"])
+        self.reaper = Reaper()
+        self.stopping = asyncio.Event()
+        self.publish: Optional[Publish] = None
+        self.runners: Dict[str, Runner] = {}
+        for init, containers in ((True, plan["initContainers"]), (False, plan["containers"])):
+            for container in containers:
+                self.runners[container["name"]] = Runner(self, container, init)
+        self._deadline = float("inf")  # monotonic: when everything is killed
+        self._deadline_moved = asyncio.Event()
+        self._reason: Dict[str, str] = {}
+        self._finished = False
+        self._started_at = time.time()
+        self._events: List[Dict[str, Any]] = []
+        self._flush_due = False
+        self._tasks: Set["asyncio.Task[Any]"] = set()
+
+    # --- what others read and say ------------------------------------------------------------
+
+    def state(self) -> Dict[str, Any]:
+        """PodState."""
+        return {
+            "jobId": self.setup.job_id,
+            "node": self.setup.node_name,
+            "hostIP": self.setup.host_ip,
+            "podIP": self.setup.runtime.fields["podIP"],
+            "startedAt": self._started_at,
+            "containers": {name: dict(runner.state) for name, runner in self.runners.items()},
+            "finished": self._finished,
+            **self._reason,
+        }
+
+    def changed(self) -> None:
+        """The state will be written (once) when the loop has time."""
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def event(
+        self, kind: str, reason: str, message: str, container: str = "", init: bool = False
+    ) -> None:
+        event: Dict[str, Any] = {
+            "time": time.time(), "type": kind, "reason": reason, "message": message[:1024],
+        }  # fmt: skip
+        if container:
+            event.update(container=container, init=init)
+        self._events.append(event)
+        self.changed()
+
+    def flush(self) -> None:
+        if not self._flush_due:
+            return
+        self._flush_due = False
+        events, self._events = self._events, []
+        state = self.state()
+        self.journal.write(state, events)
+        if self.publish:
+            self.publish(state, events)
+
+    def note(self, sentence: str) -> None:
+        note(sentence)
+
+    def spawn_task(self, work: "Coroutine[Any, Any, Any]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- time --------------------------------------------------------------------------------
+
+    async def stops_within(self, seconds: float) -> bool:
+        """Waits; True as soon as the pod is to stop."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        return self.stopping.is_set()
+
+    async def wait_until(self, futures: "Set[asyncio.Future[Any]]", deadline: float) -> None:
+        """Until one of the futures is done, or the deadline (monotonic) or the pod's own is over,
+        which may be moved meanwhile."""
+        while not any(future.done() for future in futures):
+            left = min(deadline, self._deadline) - time.monotonic()
+            if left <= 0:
+                return
+            moved = asyncio.ensure_future(self._deadline_moved.wait())
+            try:
+                await asyncio.wait(
+                    {*futures, moved}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                moved.cancel()
+
+    def stop(self, grace: float, reason: str = "", message: str = "") -> None:
+        """Ends the pod within `grace` seconds; again with less shortens it."""
+        if self._finished:
+            return
+        deadline = time.monotonic() + grace
+        if deadline < self._deadline:
+            self._deadline = deadline
+            moved, self._deadline_moved = self._deadline_moved, asyncio.Event()
+            moved.set()
+        if not self.stopping.is_set():
+            if reason:
+                self._reason = {"reason": reason, "message": message}
+            self.stopping.set()
+            self.changed()
+
+    def oom_kills(self) -> int:
+        return oom_kills()
+
+    # --- its life ----------------------------------------------------------------------------
+
+    async def run(self, volume_error: Optional[VolumeError]) -> None:
+        """From the first container to the last; then the state is final and written."""
+        limit = self.plan.get("activeDeadlineSeconds")
+        if limit is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(
+                max(0.0, self.plan["startTime"] + limit - time.time()), self._deadline_exceeded
+            )
+        self.changed()
+        if volume_error:
+            await self._wait_for_volumes(volume_error)
+        sidecars: List[Runner] = []
+        lives: "Dict[str, asyncio.Task[None]]" = {}
+        try:
+            if await self._initialize(sidecars, lives):
+                main = [self.runners[c["name"]] for c in self.plan["containers"]]
+                for runner in main:
+                    lives[runner.name] = asyncio.ensure_future(runner.live())
+                stopping = asyncio.ensure_future(self.stopping.wait())
+                alive = {lives[runner.name] for runner in main}
+                while alive and not stopping.done():
+                    done, _ = await asyncio.wait(
+                        alive | {stopping}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in done & alive:
+                        task.result()
+                    alive -= done
+                stopping.cancel()
+        finally:
+            await self._end(sidecars, lives)
+        self._finished = True
+        self.changed()
+        self.flush()
+
+    async def _wait_for_volumes(self, error: VolumeError) -> None:
+        """kubelet's way: try again, less and less often, and say so."""
+        delay = 0.5
+        while True:
+            self.event("Warning", "FailedMount", str(error))
+            if await self.stops_within(delay):
+                return
+            delay = min(delay * 2, 122.0)
+            try:
+                self.setup.prepare_volumes()
+                return
+            except VolumeError as e:
+                error = e
+
+    async def _initialize(
+        self, sidecars: List[Runner], lives: "Dict[str, asyncio.Task[None]]"
+    ) -> bool:
+        """Runs the init containers; True if the main ones may start."""
+        for container in self.plan["initContainers"]:
+            if self.stopping.is_set():
+                return False
+            runner = self.runners[container["name"]]
+            life = lives[runner.name] = asyncio.ensure_future(runner.live())
+            stopping = asyncio.ensure_future(self.stopping.wait())
+            waits: "Set[asyncio.Future[Any]]" = {life, stopping}
+            if container["sidecar"]:
+                sidecars.append(runner)
+                waits.add(asyncio.ensure_future(runner.started.wait()))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits - {life}:
+                wait.cancel()
+            if life.done():
+                life.result()
+            if self.stopping.is_set() or (not container["sidecar"] and runner.exit_code != 0):
+                return False
+        return not self.stopping.is_set()
+
+    async def _end(self, sidecars: List[Runner], lives: "Dict[str, asyncio.Task[None]]") -> None:
+        """Everything is told to end: the main (and init) containers together, then the sidecars,
+        the last started first; nothing outlives the grace period."""
+        asked = self.stopping.is_set()
+        self.stopping.set()
+        grace = max(0.0, self._deadline - time.monotonic()) if asked else self.grace
+        if self._deadline == float("inf"):
+            self._deadline = time.monotonic() + grace
+        others = [self.runners[name] for name in lives if self.runners[name] not in sidecars]
+        await asyncio.gather(
+            *(runner.kill("Stopping container %s" % runner.name, grace) for runner in others)
+        )
+        await asyncio.gather(*(lives[r.name] for r in others), return_exceptions=True)
+        for runner in reversed(sidecars):
+            # a sidecar always has the time to hear of it (KEP-753: at least two seconds)
+            left = max(self._deadline - time.monotonic(), 2.0)
+            self._deadline = max(self._deadline, time.monotonic() + left)
+            await runner.kill("Stopping container %s" % runner.name, left)
+            await asyncio.gather(lives[runner.name], return_exceptions=True)
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _deadline_exceeded(self) -> None:
+        message = "Pod was active on the node longer than the specified deadline"
+        if not self.stopping.is_set():
+            self.event("Normal", "DeadlineExceeded", message)
+            self.stop(self.grace, "DeadlineExceeded", message)
+
+    def fail(self, message: str) -> None:
+        """The agent itself came to grief."""
+        self._reason = {"reason": "AgentError", "message": message}
+        self._finished = True
+        self._flush_due = True
+        self.flush()
+
+    def exit_status(self) -> int:
+        """The job's: 0 if the pod succeeded, else the first failed main container's code."""
+        if self._reason:
+            return 1
+        codes = [self.runners[c["name"]].exit_code for c in self.plan["containers"]]
+        for code in codes:
+            if code:
+                return code
+        return 1 if None in codes else 0
+
+
+def oom_kills() -> int:
+    """How many processes the kernel killed for memory in this job's cgroup, so far."""
+    try:
+        with open("/proc/self/cgroup") as f:
+            lines = [line.rstrip("\n").split(":", 2) for line in f]
+    except OSError:
+        return 0
+    for _, controllers, path in lines:
+        if controllers == "":
+            files = ["/sys/fs/cgroup%s/memory.events" % path]
+        elif "memory" in controllers.split(","):
+            files = ["/sys/fs/cgroup/memory%s/memory.oom_control" % path]
+        else:
+            continue
+        for file in files:
+            with contextlib.suppress(OSError, ValueError), open(file) as f:
+                for line in f:
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+    return 0

@@ -1,0 +1,53 @@
+"""The agent's event loop: the pod's life, its connection to the kubelet, and the end of the job."""
+
+import asyncio
+import signal
+import traceback
+from typing import TYPE_CHECKING
+
+from .connection import Connection
+from .journal import note
+from .pod import Pod
+
+if TYPE_CHECKING:
+    from .main import Starting
+
+DELIVERY = 2.0  # seconds for the last state to reach a kubelet that is there
+
+
+def supervise(starting: "Starting") -> int:
+    """Runs the pod to its end; the job's exit code."""
+    return asyncio.run(_supervise(starting))
+
+
+async def _supervise(starting: "Starting") -> int:
+    setup = starting.setup
+    assert setup is not None
+    pod = Pod(starting.plan, setup, starting.journal)
+    for name, run in starting.runs.items():
+        pod.runners[name].run = run
+    for name, error in starting.refused.items():
+        pod.runners[name].start_error = error
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, pod.reaper.collect)
+
+    def terminated() -> None:
+        note("the job was told to end: the pod's containers get %d s" % pod.grace)
+        pod.stop(pod.grace, "Terminated", "Slurm told the job to end")
+
+    loop.add_signal_handler(signal.SIGTERM, terminated)
+    if starting.terminated:
+        terminated()
+    connection = Connection(pod)
+    pod.publish = connection.publish
+    link = loop.create_task(connection.run())
+    try:
+        await pod.run(starting.volume_error)
+    except Exception as e:
+        traceback.print_exc()
+        pod.fail("%s: %s" % (type(e).__name__, e))
+    await connection.deliver(DELIVERY)
+    link.cancel()
+    await asyncio.gather(link, return_exceptions=True)
+    setup.clear()
+    return pod.exit_status()

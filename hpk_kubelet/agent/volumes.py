@@ -1,0 +1,166 @@
+"""What the pod's volumes are on this node, and what a container's mounts point at."""
+
+import os
+import stat
+from typing import Any, Dict, List, Optional, Sequence
+
+from . import syscalls
+from .container import Mount, StartError, complete
+
+
+class VolumeError(Exception):
+    """A volume can't be had (yet); the text is the kubelet's FailedMount message."""
+
+
+# hostPath types: what must be there, in the kubelet's words (pkg/volume/hostpath/host_path.go)
+_HOST_CHECKS = {
+    "Directory": (stat.S_ISDIR, "is not a directory"),
+    "DirectoryOrCreate": (stat.S_ISDIR, "is not a directory"),
+    "File": (stat.S_ISREG, "is not a file"),
+    "FileOrCreate": (stat.S_ISREG, "is not a file"),
+    "Socket": (stat.S_ISSOCK, "is not a socket"),
+    "CharDevice": (stat.S_ISCHR, "is not a character device"),
+    "BlockDevice": (stat.S_ISBLK, "is not a block device"),
+}
+
+
+def inside(path: str, folder: str) -> bool:
+    """Whether a resolved path is the folder or below it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def prepare_volume(
+    name: str, volume: Dict[str, Any], folder: str, home: str, fs_group: Optional[int]
+) -> str:
+    """Makes the volume and answers its path on this node. `folder`: where emptyDirs live;
+    `home`: $HPK_HOME, which no hostPath may reach into. VolumeError with the kubelet's words."""
+    try:
+        if volume["kind"] == "emptyDir":
+            return _empty_dir(os.path.join(folder, name), volume, fs_group)
+        path: str = volume["path"]
+        if volume["kind"] == "directory":
+            os.stat(path)
+            return path
+        return _host_path(path, volume.get("type", ""), home)
+    except OSError as e:
+        raise VolumeError(
+            'MountVolume.SetUp failed for volume "%s" : %s: %s'
+            % (name, e.filename or "", (e.strerror or str(e)).lower())
+        ) from None
+    except ValueError as e:
+        raise VolumeError('MountVolume.SetUp failed for volume "%s" : %s' % (name, e)) from None
+
+
+def _empty_dir(path: str, volume: Dict[str, Any], fs_group: Optional[int]) -> str:
+    os.makedirs(path, exist_ok=True)
+    if volume.get("medium") == "Memory":
+        size = volume.get("sizeLimit")
+        syscalls.mount(
+            "tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV,
+            "size=%d" % size if size else "",
+        )  # fmt: skip
+    if fs_group is not None:
+        try:
+            os.chown(path, -1, fs_group)
+        except OSError as e:
+            # only an id outside what the user's range has; then everybody may write as it is
+            if e.errno != 22:
+                raise
+    os.chmod(path, 0o777 if fs_group is None else 0o2777)
+    return path
+
+
+def _host_path(path: str, kind: str, home: str) -> str:
+    if inside(os.path.realpath(path), os.path.realpath(home)):
+        raise ValueError("hostPath %s is inside HPK's own state, which no pod may see" % path)
+    if kind == "DirectoryOrCreate":
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    elif kind == "FileOrCreate" and not os.path.exists(path):
+        os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o644))
+    if not kind:
+        # Docker's behaviour, which Kubernetes keeps for the empty type: a missing path is made
+        if not os.path.exists(path):
+            os.makedirs(path, mode=0o755)
+        return path
+    check, words = _HOST_CHECKS[kind]
+    if not os.path.exists(path):
+        raise ValueError("hostPath type check failed: %s %s" % (path, words))
+    if not check(os.stat(path).st_mode):
+        raise ValueError("hostPath type check failed: %s %s" % (path, words))
+    return path
+
+
+def resolve_sub_path(volume: str, sub_path: str) -> str:
+    """The real path of a subPath, made if missing; links are followed but never out of the
+    volume. ValueError if one leads outside."""
+    root = os.path.realpath(volume)
+    path = os.path.realpath(os.path.join(root, sub_path))
+    if os.path.isabs(sub_path) or ".." in sub_path.split("/") or not inside(path, root):
+        raise ValueError("subPath %r leads out of the volume" % sub_path)
+    if not os.path.exists(path):
+        mode = stat.S_IMODE(os.stat(root).st_mode)
+        missing: List[str] = []
+        while not os.path.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            os.mkdir(path)
+            os.chmod(path, mode)
+    return path
+
+
+def container_mounts(
+    container: Dict[str, Any],
+    paths: Dict[str, str],
+    fields: Dict[str, str],
+    staging: str,
+) -> List[Mount]:
+    """The container's volume mounts. A subPath is bound to a place in `staging` first, by a
+    descriptor that was checked: what a container swaps for a link later can't lead outside."""
+    mounts = []
+    for number, mount in enumerate(container["mounts"]):
+        source = paths[mount["volume"]]
+        late = mount.get("lateSubPath")
+        sub_path = complete(late, fields) if late else mount["subPath"]
+        if sub_path:
+            try:
+                source = _stage(source, sub_path, os.path.join(staging, str(number)))
+            except (OSError, ValueError) as e:
+                raise StartError(
+                    "CreateContainerConfigError",
+                    'failed to prepare subPath for volumeMount "%s" of container "%s": %s'
+                    % (mount["volume"], container["name"], e),
+                ) from None
+        mounts.append(Mount(source, mount["target"], mount["readOnly"]))
+    return mounts
+
+
+def _stage(volume: str, sub_path: str, place: str) -> str:
+    fd = os.open(resolve_sub_path(volume, sub_path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        link = "/proc/self/fd/%d" % fd
+        if not inside(os.readlink(link), os.path.realpath(volume)):
+            raise ValueError("subPath %r leads out of the volume" % sub_path)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.makedirs(place)
+        else:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.close(os.open(place, os.O_CREAT | os.O_CLOEXEC, 0o600))
+        syscalls.mount(link, place, flags=syscalls.MS_BIND | syscalls.MS_REC)
+    finally:
+        os.close(fd)
+    return place
+
+
+def hosts_file(plan: Dict[str, Any], pod_ip: str) -> str:
+    """The text of the containers' /etc/hosts."""
+    hosts = plan["hosts"]
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="surrogateescape") as f:
+            own = f.read()
+    except OSError:
+        own = "127.0.0.1\tlocalhost\n"
+    names: Sequence[str] = hosts["names"]
+    line = "%s\t%s\n" % (pod_ip, "\t".join(names)) if names else ""
+    text: str = hosts["header"] + own + "\n" + line + hosts["aliases"]
+    return text
