@@ -34,6 +34,7 @@ _FD_CLOEXEC, _F_SETFD, _TIOCSCTTY, _AT_FDCWD, _O_WRONLY = 1, 2, 0x540E, -100, 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _CHDIR, _USER, _EXEC = 1, 2, 3  # tags of what can fail by the pod's own fault
+_NONE = 4  # no candidate could be executed: said last
 
 
 def allowed_capabilities(security: Dict[str, Any]) -> List[str]:
@@ -106,6 +107,7 @@ def start_program(
     words = [os.fsencode(word) for word in argv]
     for path in candidates(argv[0], env["PATH"]):
         todo.call("execve", path, words, pairs, on_error=REPORT, tag=_EXEC)
+    todo.call("write", REPORT_FD, RECORD.pack(_NONE, 0), RECORD.size)
     return todo.program(platform.machine())
 
 
@@ -161,16 +163,16 @@ class Outcome(NamedTuple):
 
 def read_outcome(records: Sequence[bytes], pid: int, program: str, cwd: str) -> Outcome:
     """`records`: the messages on the report socket; `pid`: the credentials of the first one."""
-    hello = False
+    hello, executed = False, True
     worst: Optional[int] = None
     for raw in records:
         tag, result = RECORD.unpack(raw)
         if tag == HELLO:
             hello = True
-            worst = errno.ENOENT  # should the table hold no candidate at all
-            executed = True
             continue
-        executed = False
+        if tag == _NONE:
+            executed = False  # records of _EXEC alone are candidates of $PATH before the right one
+            continue
         code = -result
         if tag == _CHDIR:
             return Outcome(pid, 'chdir to cwd ("%s") failed: %s' % (cwd, os.strerror(code).lower()))
