@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.slurm.model import Job as Job
+from hpk_kubelet.slurm.model import Partition as Partition
 from hpk_kubelet.slurm.script import JobRequest
-from hpk_kubelet.slurm.states import Phase, State, state_of
 
 
 class UnreachableError(HPKError):
@@ -17,12 +18,12 @@ class UnreachableError(HPKError):
 
 
 class SubmitError(HPKError):
-    """Slurm refused; the message is Slurm's own."""
+    """Slurm refused; the message is Slurm's own. Nothing was changed."""
 
     def __init__(self, message: str, transient: bool) -> None:
         super().__init__(message)
         self.transient = transient
-        """A later try may succeed: the controller is away, a limit of queued jobs is reached."""
+        """A later try may succeed: a limit of queued jobs is reached, slurmctld is overloaded."""
 
 
 @dataclass(frozen=True)
@@ -32,72 +33,33 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What Slurm says about a job of this user. Times are Unix seconds, 0 where there is none."""
-
-    id: str
-    word: str  # Slurm's own word for the state
-    reason: str = ""  # why it waits or how it failed, in Slurm's word
-    exit_code: int = 0
-    signal: int = 0
-    nodes: str = ""
-    partition: str = ""
-    submitted: float = 0
-    started: float = 0
-    ended: float = 0
-    comment: str = ""
-    state: State = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", state_of(self.word))
-
-    @property
-    def phase(self) -> Phase:
-        return self.state.phase
-
-
-@dataclass(frozen=True)
 class Cancel:
     job_id: str
     signal: str = ""  # "": end the job; else a name such as TERM
     batch_only: bool = False  # to the script alone, not to every process of the job
 
 
-@dataclass(frozen=True)
-class Partition:
-    """Sums over the partition's nodes; memory in MB, `max_time_s` None where unlimited."""
-
-    name: str
-    up: bool
-    default: bool
-    nodes: int
-    nodes_usable: int  # not down, drained or failing
-    cpus: int
-    cpus_usable: int
-    memory_mb: int
-    memory_usable_mb: int
-    largest_cpus: int  # of one node
-    largest_memory_mb: int
-    gpus: int = 0
-    tmp_mb: int = 0
-    features: frozenset[str] = frozenset()
-    max_time_s: int | None = None
-
-
 class Backend(Protocol):
-    """A way to talk to Slurm. Every method raises UnreachableError while slurmctld is away."""
+    """A way to talk to Slurm."""
 
-    async def submit(self, submissions: Sequence[Submission]) -> list[str | SubmitError]:
-        """A job id for each, or why not."""
+    async def submit(
+        self, submissions: Sequence[Submission]
+    ) -> list[str | SubmitError | UnreachableError]:
+        """A job id for each, or why there is none. UnreachableError: slurmctld may have taken the
+        job or not, its comment will tell."""
 
     async def jobs(self) -> list[Job]:
-        """Every job of this user that the queue still knows, ended ones included."""
+        """Every job of this user that slurmctld knows: for some minutes, ended ones too (and those
+        it refused at once). UnreachableError while it is away."""
 
     async def ended(self, ids: Sequence[str]) -> list[Job]:
-        """Those of the jobs that only the controller's memory or the accounting still knows."""
+        """Those of the jobs that slurmctld has forgotten and the accounting knows: none where
+        there is no accounting. UnreachableError while it is away."""
 
-    async def cancel(self, cancels: Sequence[Cancel]) -> list[SubmitError | None]:
-        """None for each that is done or was over already."""
+    async def cancel(
+        self, cancels: Sequence[Cancel]
+    ) -> list[SubmitError | UnreachableError | None]:
+        """None for each that is done or was over already, else why not."""
 
     async def partitions(self) -> list[Partition]:
-        """Every partition this user may see."""
+        """Every partition this user may see. UnreachableError while slurmctld is away."""

@@ -1,4 +1,4 @@
-"""The backend that runs Slurm's commands: sbatch, squeue, scontrol, sacct, scancel, sinfo.
+"""The backend that runs Slurm's commands: sbatch, squeue, scontrol, sacct, scancel.
 
 Works from Slurm 21.08 on; output is taken in formats without JSON. Each command is one process
 and each question is asked once for all jobs.
@@ -13,69 +13,94 @@ from collections.abc import Sequence
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm import parse
-from hpk_kubelet.slurm.backend import Cancel, Job, Partition, Submission, SubmitError
-from hpk_kubelet.slurm.backend import UnreachableError as UnreachableError
+from hpk_kubelet.slurm.backend import (
+    Cancel,
+    Job,
+    Partition,
+    Submission,
+    SubmitError,
+    UnreachableError,
+)
 from hpk_kubelet.slurm.script import sbatch_arguments
 
 TIMEOUT_S = 60.0
+"""Longer than MessageTimeout of any sane site: Slurm's commands give up by themselves before."""
 _PARALLEL_SUBMISSIONS = 4
-# Slurm's own words for "later, perhaps" (slurm/slurm_errno.c).
+_IDS_PER_COMMAND = 500
+# Slurm's own words (slurm/slurm_errno.c) for: nobody was there to say yes or no.
 _UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|"
-    r"Transport endpoint|Slurm backup controller in standby|Zero Bytes were transmitted|"
-    r"Communication connection failure|Unable to establish"
+    r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out|reset)|"
+    r"Transport endpoint|controller in standby|Zero Bytes were transmitted|No route to host|"
+    r"[Cc]ommunication connection failure|Unable to establish|Unspecified error|"
+    r"Protocol authentication error|Message (send|receive) failure|DNS SRV lookup failed"
 )
+# … and for: no, but not for ever.
 _TRANSIENT = re.compile(
-    r"Slurm temporarily unable to accept job|Resource temporarily unavailable|"
+    r"temporarily unable to accept job|Resource temporarily unavailable|try again|"
     r"Job violates accounting/QOS policy|AssocMaxSubmitJobLimit|QOSMaxSubmitJob|MaxJobCount|"
-    r"Protocol authentication error|I/O error writing script"
+    r"I/O error writing script|Slurm has too many jobs|in maintenance|"
+    r"Error: A QOS or association limit"
 )
+_OVER = re.compile(r"Invalid job id|already complet", re.I)
 
 
-class Failed(HPKError):
+class CommandError(HPKError):
     """A command ended with an error; the message is what it printed."""
 
 
-def _environment() -> dict[str, str]:
-    """The kubelet's own, less what the control job's Slurm put there: sbatch would obey it."""
-    own = {
+def environment(own: dict[str, str]) -> dict[str, str]:
+    """The kubelet's environment for a command of Slurm's, less what the control job's own Slurm put
+    there: sbatch and squeue would obey it."""
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SCANCEL_", "SACCT_")
+    kept = {
         name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SCANCEL_"))
-        or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
+        for name, value in own.items()
+        if not name.startswith(prefixes) or name in ("SLURM_CONF", "SLURM_CONF_SERVER")
     }
-    return own | {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
+    return kept | {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
 
 
 async def _run(*argv: str) -> str:
-    """The command's output; Failed or UnreachableError with what it printed."""
+    """The command's output; CommandError or UnreachableError with what it printed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_environment(),
+            env=environment(dict(os.environ)),
         )
     except FileNotFoundError:
         raise HPKError(f"{argv[0]} is not on PATH: is this a node of a Slurm cluster?") from None
+    except OSError as e:
+        raise HPKError(f"{argv[0]} can't be run: {e.strerror}") from None
+    communication = asyncio.ensure_future(process.communicate())
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise UnreachableError(f"{argv[0]} gave no answer within {TIMEOUT_S:g} s") from None
+        answered, _ = await asyncio.wait([communication], timeout=TIMEOUT_S)
     except asyncio.CancelledError:
-        # Slurm may have taken the job already; the pod's comment finds it.
+        # Slurm may have taken a job already; the pod's comment finds it.
         process.kill()
+        communication.cancel()
         raise
+    if not answered:
+        process.kill()
+    out, err = await communication
     if process.returncode == 0:
         return out.decode(errors="replace")
     words = parse.error_words(err.decode(errors="replace") or out.decode(errors="replace"))
+    if not answered:
+        raise UnreachableError(words or f"{argv[0]} gave no answer within {TIMEOUT_S:g} s")
     if _UNREACHABLE.search(words):
         raise UnreachableError(words)
-    raise Failed(words or f"{argv[0]} exited with code {process.returncode}")
+    raise CommandError(words or f"{argv[0]} exited with code {process.returncode}")
+
+
+async def _ask(*argv: str) -> str:
+    """A question to which there is an answer whenever slurmctld is well: any error is weather."""
+    try:
+        return await _run(*argv)
+    except CommandError as e:
+        raise UnreachableError(f"{argv[0]}: {e}") from None
 
 
 class CommandBackend:
@@ -85,70 +110,82 @@ class CommandBackend:
         self._submitting = asyncio.Semaphore(_PARALLEL_SUBMISSIONS)
         self._accounting = True
 
-    async def submit(self, submissions: Sequence[Submission]) -> list[str | SubmitError]:
-        return await asyncio.gather(*(self._submit(submission) for submission in submissions))
+    async def submit(
+        self, submissions: Sequence[Submission]
+    ) -> list[str | SubmitError | UnreachableError]:
+        return await asyncio.gather(*map(self._submit, submissions))
 
-    async def _submit(self, submission: Submission) -> str | SubmitError:
+    async def _submit(self, submission: Submission) -> str | SubmitError | UnreachableError:
+        arguments = sbatch_arguments(submission.request)
         async with self._submitting:
             try:
-                out = await _run(
-                    "sbatch", *sbatch_arguments(submission.request), str(submission.script)
-                )
+                out = await _run("sbatch", *arguments, "--", str(submission.script))
             except UnreachableError as e:
-                return SubmitError(str(e), transient=True)
-            except Failed as e:
+                return e
+            except CommandError as e:
                 return SubmitError(str(e), transient=bool(_TRANSIENT.search(str(e))))
-        # `--parsable`: JOBID or JOBID;CLUSTER, after whatever a site's job_submit plugin says
-        return out.strip().splitlines()[-1].partition(";")[0]
+        # `--parsable`: JOBID or JOBID;CLUSTER, after whatever a site's job_submit plugin says.
+        last = (out.strip().splitlines() or [""])[-1]
+        job_id = last.partition(";")[0]
+        return job_id if job_id.isdigit() else UnreachableError(f"sbatch answered {last!r}")
 
     async def jobs(self) -> list[Job]:
-        return parse.squeue(
-            await _run("squeue", "--me", "-h", "-a", "-t", "all", "-O", parse.SQUEUE_FORMAT)
-        )
+        shown = ("-O", parse.SQUEUE_FORMAT)
+        return parse.jobs(await _ask("squeue", "--me", "-h", "-a", "-t", "all", *shown))
 
     async def ended(self, ids: Sequence[str]) -> list[Job]:
         found: list[Job] = []
-        for job_id in ids:  # scontrol takes one id; few jobs ever need this
+        for chunk in _chunks(ids) if self._accounting else ():
             try:
-                found += parse.scontrol_jobs(await _run("scontrol", "-o", "show", "job", job_id))
-            except Failed:
-                continue  # purged from the controller's memory
-        missing = sorted(set(ids) - {job.id for job in found})
-        if missing and self._accounting:
-            try:
-                found += parse.sacct(
-                    await _run(
-                        "sacct", "-X", "-n", "-P", "-D", "-j", ",".join(missing),
-                        "-o", parse.SACCT_FORMAT,
-                    )
+                out = await _run(
+                    "sacct", "-X", "-n", "-P", f"--delimiter={parse.SEPARATOR}",
+                    "-j", ",".join(chunk), "-o", parse.SACCT_FORMAT,
                 )  # fmt: skip
-            except Failed as e:
+            except CommandError as e:
                 if "accounting storage is disabled" in str(e):
                     self._accounting = False
-                else:
-                    raise UnreachableError(f"sacct: {e}") from None
+                    break
+                raise UnreachableError(f"sacct: {e}") from None
+            found += parse.jobs(out)
         return found
 
-    async def cancel(self, cancels: Sequence[Cancel]) -> list[SubmitError | None]:
+    async def cancel(
+        self, cancels: Sequence[Cancel]
+    ) -> list[SubmitError | UnreachableError | None]:
         kinds: dict[tuple[str, bool], list[str]] = {}
         for cancel in cancels:
             kinds.setdefault((cancel.signal, cancel.batch_only), []).append(cancel.job_id)
-        answers: dict[str, SubmitError | None] = {}
+        answers: dict[str, SubmitError | UnreachableError] = {}
         for (signal, batch_only), ids in kinds.items():
             options = [f"--signal={signal}"] * bool(signal) + ["--batch"] * batch_only
-            try:
-                await _run("scancel", *options, *ids)
-            except Failed as e:
-                # One bad id fails the command, after all the others were done.
-                answers |= {
-                    job_id: SubmitError(str(e), transient=False)
-                    for job_id in ids
-                    if not re.search(r"Invalid job id|already complet", str(e))
-                }
+            for chunk in _chunks(ids):
+                answers |= await self._scancel(options, chunk)
         return [answers.get(cancel.job_id) for cancel in cancels]
 
+    async def _scancel(
+        self, options: Sequence[str], ids: Sequence[str]
+    ) -> dict[str, SubmitError | UnreachableError]:
+        """Why not, for those jobs that were neither cancelled nor over."""
+        try:
+            await _run("scancel", *options, *ids)
+        except UnreachableError as e:
+            return dict.fromkeys(ids, e)
+        except CommandError as e:
+            failed = parse.failed_ids(str(e)) or dict.fromkeys(ids, str(e))
+            return {
+                job: SubmitError(why, transient=bool(_TRANSIENT.search(why)))
+                for job, why in failed.items()
+                if not _OVER.search(why)
+            }
+        return {}
+
     async def partitions(self) -> list[Partition]:
-        shown, nodes = await asyncio.gather(
-            _run("scontrol", "-o", "show", "partition"), _run("scontrol", "-o", "show", "node")
+        partitions, nodes = await asyncio.gather(
+            _ask("scontrol", "-o", "-a", "show", "partition"),
+            _ask("scontrol", "-o", "-a", "show", "node"),
         )
-        return parse.partitions(shown, nodes)
+        return parse.partitions(partitions, nodes)
+
+
+def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[i : i + _IDS_PER_COMMAND] for i in range(0, len(ids), _IDS_PER_COMMAND)]

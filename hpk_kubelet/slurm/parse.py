@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
-from hpk_kubelet.slurm.backend import Job, Partition
+from hpk_kubelet.slurm.model import Job, Partition
 
-# The comment comes last: it alone may hold the separator. `JobID` is the task's own id in an array.
-SQUEUE_FORMAT = (
-    "JobID:|,State:|,exit_code:|,Reason:|,NodeList:|,Partition:|,SubmitTime:|,StartTime:|,EndTime:|,"
-    "Comment:"
-)
+SEPARATOR = "\x1f"
+"""Between fields: what no name and no reason holds. The comment, which may, comes last."""
+# A field without a size is as wide as it must be; what follows its colon follows the field.
+SQUEUE_FORMAT = ",".join(
+    [
+        f"{field}:{SEPARATOR}"
+        for field in (
+            "JobID", "State", "exit_code", "Reason", "NodeList", "Partition",
+            "SubmitTime", "StartTime", "EndTime",
+        )
+    ]
+    + ["Comment:"]
+)  # fmt: skip
 SACCT_FORMAT = "JobIDRaw,State,ExitCode,Reason,NodeList,Partition,Submit,Start,End,Comment"
+_FIELDS = 10
 
 
 def error_words(text: str) -> str:
     """A command's complaint as one line, without the names of commands and levels."""
+    prefix = r"^(?:\w+: )?(?:(?:fatal|error): )?(?:Batch job submission failed: )?"
     lines = [
-        re.sub(r"^(?:\w+: )?(?:fatal|error): (?:Batch job submission failed: )?", "", line.strip())
+        re.sub(prefix, "", line.strip())
         for line in text.splitlines()
         if line.strip() and not line.startswith("Try ")
     ]
@@ -39,74 +50,88 @@ def _none(text: str) -> str:
     return "" if text in ("(null)", "N/A", "n/a", "None assigned") else text
 
 
-def _job(fields: list[str]) -> Job:
-    job_id, word, exit_code, reason, nodes, partition, submitted, started, ended, comment = fields
-    code, _, signal = exit_code.partition(":")
-    return Job(
-        id=job_id,
-        word=word,
-        reason=_none(reason),
-        exit_code=int(code or 0),
-        signal=int(signal or 0),
-        nodes=_none(nodes),
-        partition=partition,
-        submitted=_time(submitted),
-        started=_time(started),
-        ended=_time(ended),
-        comment=_none(comment),
-    )
+def _exit(text: str) -> tuple[int, int]:
+    """(exit code, signal) of `3:0`; (0, 0) where there is none."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _table(text: str) -> list[Job]:
-    rows = (line.split("|", 9) for line in text.splitlines())
-    return [_job(row) for row in rows if len(row) == 10]
+def jobs(text: str) -> list[Job]:
+    """`squeue -h -O SQUEUE_FORMAT` or `sacct -X -n -P --delimiter=SEPARATOR -o SACCT_FORMAT`.
+
+    A comment of several lines leaves lines that are no job; HPK's own comments are one line.
+    """
+    found = []
+    for line in text.split("\n"):
+        fields = line.split(SEPARATOR, _FIELDS - 1)
+        if len(fields) != _FIELDS:
+            continue
+        job, word, exit_, reason, nodes, partition, submitted, started, ended, comment = fields
+        code, signal = _exit(exit_)
+        found.append(
+            Job(
+                id=job,
+                word=word,
+                reason=_none(reason),
+                exit_code=code,
+                signal=signal,
+                nodes=_none(nodes),
+                partition=partition,
+                submitted=_time(submitted),
+                started=_time(started),
+                ended=_time(ended),
+                comment=_none(comment),
+            )
+        )
+    return found
 
 
-def squeue(text: str) -> list[Job]:
-    """`squeue -h -O SQUEUE_FORMAT`."""
-    return _table(text)
-
-
-def sacct(text: str) -> list[Job]:
-    """`sacct -X -n -P -o SACCT_FORMAT`."""
-    return _table(text)
-
-
-def _fields(line: str) -> dict[str, str]:
-    """`Name=value Name=value …`, where values may hold spaces (comments, reasons)."""
-    found = list(re.finditer(r"(?:^|\s)([A-Z][A-Za-z:/]*)=", line))
-    ends = [match.start() for match in found[1:]] + [len(line)]
+def failed_ids(text: str) -> dict[str, str]:
+    """scancel's complaints by job id: `… error on job id 7: Invalid job id specified`."""
     return {
-        match[1]: line[match.end() : end].strip() for match, end in zip(found, ends, strict=True)
+        match[1]: match[2].strip()
+        for match in re.finditer(r"on job id (\d+)(?:_\d+)?: ([^\n;]+)", text)
     }
 
 
-def scontrol_jobs(text: str) -> list[Job]:
-    """`scontrol -o show job`."""
-    jobs = []
-    for line in text.splitlines():
-        fields = _fields(line)
-        if "JobId" in fields:
-            jobs.append(
-                _job(
-                    [
-                        fields["JobId"],
-                        fields.get("JobState", "UNKNOWN"),
-                        fields.get("ExitCode", "0:0"),
-                        fields.get("Reason", ""),
-                        fields.get("NodeList", ""),
-                        fields.get("Partition", ""),
-                        fields.get("SubmitTime", ""),
-                        fields.get("StartTime", ""),
-                        fields.get("EndTime", ""),
-                        fields.get("Comment", ""),
-                    ]
-                )
-            )
-    return jobs
+def _fields(line: str) -> dict[str, str]:
+    """`Name=value Name=value …`, where values may hold spaces. The first of a name counts: free
+    text (a node's Reason, Comment and Extra) comes last and may look like a field."""
+    found = list(re.finditer(r"(?:^|\s)([A-Z][A-Za-z:/]*)=", line))
+    ends = [match.start() for match in found[1:]] + [len(line)]
+    fields: dict[str, str] = {}
+    for match, end in zip(found, ends, strict=True):
+        fields.setdefault(match[1], line[match.end() : end].strip())
+    return fields
 
 
-_UNUSABLE = re.compile(r"DOWN|DRAIN|FAIL|UNKNOWN|FUTURE|NOT_RESPONDING|MAINT|REBOOT|\*")
+# Base states and flags of scontrol's node State (`IDLE+DRAIN+NOT_RESPONDING`) under which no job
+# starts. A node that is powered down is not among them: Slurm powers it up for a job.
+_UNUSABLE = frozenset(
+    {
+        "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL",
+        "INVALID_REG", "MAINT", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED",
+        "REBOOT_REQUESTED", "UNKNOWN",
+    }
+)  # fmt: skip
+
+
+def _usable(node: dict[str, str]) -> bool:
+    state = node.get("State", "")
+    return not state.endswith("*") and _UNUSABLE.isdisjoint(re.split(r"[+*]", state))
+
+
+def _number(node: dict[str, str], *names: str) -> int:
+    """The first of the fields that the node has; 0 where it has none."""
+    return next((int(node[name]) for name in names if node.get(name, "").isdigit()), 0)
+
+
+def _cpus(node: dict[str, str]) -> int:
+    return _number(node, "CPUEfctv", "CPUTot")  # CPUEfctv: less those kept for the system (22.05)
+
+
+def _memory(node: dict[str, str]) -> int:
+    return max(0, _number(node, "RealMemory") - _number(node, "MemSpecLimit"))
 
 
 def _gpus(gres: str) -> int:
@@ -115,7 +140,7 @@ def _gpus(gres: str) -> int:
 
 
 def _duration(text: str) -> int | None:
-    """`[D-]HH:MM:SS` in seconds; None for UNLIMITED and its like."""
+    """`[D-]HH:MM:SS` in seconds; None for UNLIMITED, NONE and their like."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
         return None
@@ -130,41 +155,37 @@ def partitions(shown: str, nodes: str) -> list[Partition]:
         node = _fields(line)
         for name in _none(node.get("Partitions", "")).split(","):
             members.setdefault(name, []).append(node)
-    found = []
-    for line in shown.splitlines():
-        fields = _fields(line)
-        if "PartitionName" not in fields:
-            continue
-        name = fields["PartitionName"]
-        own = members.get(name, [])
-        usable = [node for node in own if not _UNUSABLE.search(node.get("State", ""))]
+    rows = (_fields(line) for line in shown.splitlines())
+    return [
+        _partition(fields, members.get(fields["PartitionName"], []))
+        for fields in rows
+        if "PartitionName" in fields
+    ]
 
-        def numbers(of: list[dict[str, str]], field: str) -> list[int]:
-            return [int(node.get(field) or 0) for node in of]
 
-        cpus, memory = numbers(own, "CPUTot"), numbers(own, "RealMemory")
-        found.append(
-            Partition(
-                name=name,
-                up=fields.get("State") == "UP",
-                default=fields.get("Default") == "YES",
-                nodes=len(own),
-                nodes_usable=len(usable),
-                cpus=sum(cpus),
-                cpus_usable=sum(numbers(usable, "CPUTot")),
-                memory_mb=sum(memory),
-                memory_usable_mb=sum(numbers(usable, "RealMemory")),
-                largest_cpus=max(cpus, default=0),
-                largest_memory_mb=max(memory, default=0),
-                gpus=sum(_gpus(_none(node.get("Gres", ""))) for node in own),
-                tmp_mb=sum(numbers(own, "TmpDisk")),
-                features=frozenset(
-                    feature
-                    for node in own
-                    for feature in _none(node.get("AvailableFeatures", "")).split(",")
-                    if feature
-                ),
-                max_time_s=_duration(fields.get("MaxTime", "")),
-            )
-        )
-    return found
+def _partition(fields: dict[str, str], nodes: list[dict[str, str]]) -> Partition:
+    usable = [node for node in nodes if _usable(node)]
+    cpus, memory = [_cpus(node) for node in nodes], [_memory(node) for node in nodes]
+    return Partition(
+        name=fields["PartitionName"],
+        up=fields.get("State") == "UP",
+        default=fields.get("Default") == "YES",
+        nodes=len(nodes),
+        nodes_usable=len(usable),
+        cpus=sum(cpus),
+        cpus_usable=sum(map(_cpus, usable)),
+        memory_mb=sum(memory),
+        memory_usable_mb=sum(map(_memory, usable)),
+        largest_cpus=max(cpus, default=0),
+        largest_memory_mb=max(memory, default=0),
+        gpus=sum(_gpus(node.get("Gres", "")) for node in nodes),
+        tmp_mb=sum(_number(node, "TmpDisk") for node in nodes),
+        features=_features(nodes),
+        max_time_s=_duration(fields.get("MaxTime", "")),
+        default_time_s=_duration(fields.get("DefaultTime", "")),
+    )
+
+
+def _features(nodes: Iterable[dict[str, str]]) -> frozenset[str]:
+    lists = (_none(node.get("AvailableFeatures", "")).split(",") for node in nodes)
+    return frozenset(feature for features in lists for feature in features if feature)

@@ -1,11 +1,12 @@
 """From a pod's job to sbatch's arguments and script. Pure.
 
 Options go to sbatch as arguments, which no shell reads, in an order in which the user's come last
-and so win. The script holds two paths and nothing of the pod's.
+and so win. The script holds paths and nothing else of the pod's.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +15,27 @@ from pathlib import Path
 
 import jinja2
 
-from hpk_kubelet.spec.annotations import given
+from hpk_kubelet.slurm.model import Partition
+from hpk_kubelet.slurm.states import NO_PYTHON
 from hpk_kubelet.spec.resources import JobResources
+from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "slurm_templates"
-SIGNAL_BEFORE_LIMIT_S = 15
-"""More than the grace that is left to the agent to end the containers when the limit comes."""
+# A name with its version in it needs no process to ask for it: a few milliseconds of every start.
+PYTHONS = (*(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)), "python3")
+AGENT_MARGIN_S = 15
+"""What the agent has, beyond the grace period, between the signal and the time limit."""
+_SLURM_MARGIN_S = 30
+"""Slurm looks at time limits so often (PERIODIC_TIMEOUT in slurmctld): a signal comes up to so much
+too early."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Everything about one pod's job. `user_flags` come last: they win over what is derived."""
+    """Everything about one pod's job. `user_flags` come last: they win over what is derived.
+
+    Flags of both kinds may be written in any way sbatch takes; HPKError for one it can't take.
+    """
 
     name: str
     comment: str
@@ -33,9 +44,18 @@ class JobRequest:
     pod_dir: Path
     agent_dir: Path
     grace_s: int = 30
-    pythons: tuple[str, ...] = ("/usr/bin/python3", "python3")  # the first that is new enough
+    pythons: tuple[str, ...] = PYTHONS  # paths or names; the first that is 3.9 or newer runs
     extra_flags: tuple[str, ...] = ()  # the site's, from the configuration
     user_flags: tuple[str, ...] = ()
+    mpi: bool = False  # the main container is ranks, which may be on several nodes
+    lasting: bool = False  # never ends by itself: gets all the time the partition gives
+    limits: Partition | None = None  # of `partition`, where known
+
+    def __post_init__(self) -> None:
+        extra = read_flags(self.extra_flags, SBATCH, "slurm.extraFlags in the configuration")
+        user = read_flags(self.user_flags, SBATCH, "the pod's Slurm flags")
+        object.__setattr__(self, "extra_flags", tuple(extra))
+        object.__setattr__(self, "user_flags", tuple(user))
 
 
 def comment(cluster: str, uid: str, namespace: str, name: str) -> str:
@@ -52,6 +72,13 @@ def parse_comment(text: str) -> tuple[str, str, str] | None:
 def sbatch_arguments(request: JobRequest) -> list[str]:
     """What stands between `sbatch` and the script's path."""
     resources, flags = request.resources, (*request.extra_flags, *request.user_flags)
+
+    def given(*names: str) -> bool:
+        return value_of(flags, *names) is not None
+
+    limits = None if given("partition") else request.limits
+    time_limit = value_of(flags, "time") or _time_limit(request, limits)
+    # %-signs and backslashes in a file's name mean something to Slurm.
     output = str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
     arguments = [
         "--parsable",
@@ -62,24 +89,69 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
         f"--chdir={request.pod_dir}",
         f"--output={output}",
         "--open-mode=append",
-        f"--signal=B:TERM@{request.grace_s + SIGNAL_BEFORE_LIMIT_S}",
-        f"--partition={request.partition}",
+        f"--signal=B:TERM@{_warning(request.grace_s, time_limit, limits)}",
     ]
-    if not given(flags, "nodes", "N", "ntasks", "n", "ntasks-per-node"):
-        arguments += ["--nodes=1", "--ntasks=1"]
-    if not given(flags, "cpus-per-task", "c", "cpus-per-gpu"):
+    if not given("partition"):
+        arguments.append(f"--partition={request.partition}")
+    tasks = given("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket")
+    if not given("nodes", "nodelist", "nodefile") and not (tasks and request.mpi):
+        arguments.append("--nodes=1")
+    if not tasks:
+        arguments.append("--ntasks=1")
+    if not given("cpus-per-task", "cpus-per-gpu"):
         arguments.append(f"--cpus-per-task={resources.cpus}")
-    if not given(flags, "mem", "mem-per-cpu", "mem-per-gpu"):
+    if not given("mem", "mem-per-cpu", "mem-per-gpu"):
         arguments.append(f"--mem={resources.memory_mb}M")
-    if resources.tmp_mb:
+    # Where Slurm is told of no node's disk, it would refuse every job that asks for some.
+    if resources.tmp_mb and not (limits and not limits.tmp_mb):
         arguments.append(f"--tmp={resources.tmp_mb}M")
-    if resources.gpus and not given(flags, "gres", "gpus", "G", "gpus-per-node", "gpus-per-task"):
+    gpus = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
+    if resources.gpus and not given(*gpus):
         arguments.append(f"--gres=gpu:{resources.gpus}")
-    if resources.time_limit_s is not None:
-        arguments.append(f"--time={-(-resources.time_limit_s // 60)}")
+    if time_limit and not given("time"):
+        arguments.append(f"--time={time_limit}")
     if resources.constraint:
         arguments.append(f"--constraint={resources.constraint}")
     return [*arguments, *flags]
+
+
+def _time_limit(request: JobRequest, limits: Partition | None) -> str:
+    """The derived --time: "" for the partition's default. A deadline is the longest the pod may
+    take, not what it needs, so it never asks for more than the partition gives."""
+    longest = limits.max_time_s if limits else None
+    asked = request.resources.time_limit_s
+    if asked is not None:
+        return _minutes(asked if longest is None else min(asked, longest))
+    if request.lasting and limits and limits.default_time_s is not None:
+        return "UNLIMITED" if longest is None else _minutes(longest)
+    return ""
+
+
+def _minutes(seconds: int) -> str:
+    """Slurm's unit of time limits; a partition's own is a whole number of them."""
+    return str(-(-seconds // 60))
+
+
+def _warning(grace_s: int, time_limit: str, limits: Partition | None) -> int:
+    """Seconds before the time limit at which the agent is told: the grace period and a margin, but
+    never so much that less than half of the time is left for the pod itself."""
+    limit = parse_time_limit(time_limit)
+    if limit is None and not time_limit and limits:
+        limit = limits.default_time_s or limits.max_time_s
+    wanted = grace_s + AGENT_MARGIN_S
+    return wanted if limit is None else max(1, min(wanted, limit // 2 - _SLURM_MARGIN_S))
+
+
+def parse_time_limit(text: str) -> int | None:
+    """Seconds of sbatch's --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes, days-hours:minutes:seconds; None for UNLIMITED and what is none of these."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    if days is not None or third is not None:
+        return (((days or 0) * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
+    return (first or 0) * 60 + (second or 0)
 
 
 @cache
@@ -102,4 +174,4 @@ def _quote(values: object) -> str:
 
 def render_script(request: JobRequest) -> str:
     """The job's script."""
-    return _template("pod.sbatch.j2").render(request=request)
+    return _template("pod.sbatch.j2").render(request=request, no_python=NO_PYTHON)

@@ -14,6 +14,9 @@ from hpk_kubelet.spec.quantity import ceil, parse_quantity
 GPUS: dict[str, Literal["nvidia", "rocm"]] = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "rocm"}
 FEATURE = "feature.hpk.io/"
 _MB = 2**20
+_BACKSTOP_S = 120
+"""The agent keeps the deadline to the second; Slurm's limit comes so long after the grace period
+that its signal before the limit never comes before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,7 @@ def job_resources(pod: Mapping[str, Any], config: SlurmConfig) -> JobResources:
         tmp_mb=ceil(_effective(spec, "ephemeral-storage") / _MB),
         gpus=ceil(_effective(spec, kinds[0])) if kinds else 0,
         gpu_kind=GPUS[kinds[0]] if kinds else None,
-        # The agent keeps the deadline to the second; Slurm's limit is the backstop behind it.
-        time_limit_s=deadline + grace + 60 if deadline else None,
+        time_limit_s=deadline + grace + _BACKSTOP_S if deadline else None,
         constraint="&".join(
             sorted(
                 label.removeprefix(FEATURE)
@@ -62,12 +64,16 @@ def _amount(container: Mapping[str, Any], resource: str, first: str) -> Fraction
     for kind in (first, second):
         text = (resources.get(kind) or {}).get(resource)
         if text is not None:
-            try:
-                return parse_quantity(text)
-            except HPKError as e:
-                name = container.get("name", "")
-                raise HPKError(f"container {name}: resources.{kind}.{resource}: {e}") from None
+            name = f"container {container['name']}" if "name" in container else "pod"
+            return _quantity(text, f"{name}: resources.{kind}.{resource}")
     return Fraction(0)
+
+
+def _quantity(text: object, where: str) -> Fraction:
+    try:
+        return parse_quantity(text)
+    except HPKError as e:
+        raise HPKError(f"{where}: {e}") from None
 
 
 def _effective(spec: Mapping[str, Any], resource: str, first: str = "requests") -> Fraction:
@@ -82,4 +88,7 @@ def _effective(spec: Mapping[str, Any], resource: str, first: str = "requests") 
         else:
             peak = max(peak, sidecars + amount)
     main = sum((_amount(c, resource, first) for c in spec["containers"]), Fraction(0))
-    return max(peak, sidecars + main)
+    whole = max(peak, sidecars + main)
+    if _amount(spec, resource, first):
+        whole = _amount(spec, resource, first)  # pod-level resources (KEP-2837) replace the sum
+    return whole + _quantity((spec.get("overhead") or {}).get(resource, 0), f"overhead.{resource}")

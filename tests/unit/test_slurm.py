@@ -1,11 +1,12 @@
 import shlex
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given as generated
 from hypothesis import strategies as st
 
-from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm import parse
 from hpk_kubelet.slurm.backend import Job, Partition
@@ -13,95 +14,14 @@ from hpk_kubelet.slurm.script import (
     JobRequest,
     comment,
     parse_comment,
+    parse_time_limit,
     render_script,
     sbatch_arguments,
 )
-from hpk_kubelet.slurm.states import STATES, Phase, state_of, waiting_reason
-from hpk_kubelet.spec.annotations import mpi_words, slurm_flags
-from hpk_kubelet.spec.resources import JobResources, job_resources
+from hpk_kubelet.slurm.states import STATES, Phase, State, state_of, waiting_reason
+from hpk_kubelet.spec.resources import JobResources
 
-CONFIG = SlurmConfig(memory_overhead_mb=100, default_memory_mb=500)
-
-
-def pod(*containers, **spec):
-    return {"metadata": {}, "spec": {"containers": list(containers), **spec}}
-
-
-def needs(restart=None, limits=None, **requests):
-    container = {"name": "c", "resources": {"requests": requests, "limits": limits or {}}}
-    return container | ({"restartPolicy": restart} if restart else {})
-
-
-def annotated(text, name="slurm-job.hpk.io/flags"):
-    return {"metadata": {"annotations": {name: text}}, "spec": {}}
-
-
-@pytest.mark.parametrize(
-    ("whole", "want"),
-    [
-        (pod({"name": "c"}), JobResources(1, 600)),
-        (pod(needs(cpu="1500m", memory="1Gi")), JobResources(2, 1124)),
-        (pod(needs(memory="1Gi", limits={"memory": "2Gi"})), JobResources(1, 2148)),
-        (pod(needs(cpu="600m"), needs(cpu="600m")), JobResources(2, 600)),
-        (pod(needs(cpu=1), initContainers=[needs(cpu=3)]), JobResources(3, 600)),
-        # KEP-753: the sidecar before it counts beside an init container and beside the main ones
-        (
-            pod(needs(cpu=2), initContainers=[needs("Always", cpu=1), needs(cpu=3)]),
-            JobResources(4, 600),
-        ),
-        (
-            pod(needs(cpu=2), initContainers=[needs(cpu=2), needs("Always", cpu=1)]),
-            JobResources(3, 600),
-        ),
-        (
-            pod(needs(limits={"nvidia.com/gpu": "2"}), activeDeadlineSeconds=60),
-            JobResources(1, 600, gpus=2, gpu_kind="nvidia", time_limit_s=120),
-        ),
-        (
-            pod(needs(**{"ephemeral-storage": "1G"}), nodeSelector={"feature.hpk.io/ssd": "true"}),
-            JobResources(1, 600, tmp_mb=954, constraint="ssd"),
-        ),
-    ],
-)
-def test_resources(whole, want):
-    assert job_resources(whole, CONFIG) == want
-
-
-def test_a_malformed_quantity_is_named():
-    with pytest.raises(HPKError, match=r"container c: resources\.requests\.cpu: 'lots'"):
-        job_resources(pod(needs(cpu="lots")), CONFIG)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", []),
-        ("--time=10 -p x --exclusive", ["--time=10", "-p", "x", "--exclusive"]),
-        ("-n4 --constraint='a&b'", ["-n4", "--constraint=a&b"]),
-        ("--ntasks 4", ["--ntasks", "4"]),
-    ],
-)
-def test_flags(text, words):
-    assert slurm_flags(annotated(text)) == words
-    assert slurm_flags(annotated(text, "slurm.hpk.io/flags")) == words
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["'", "echo", "--time=1 echo x", "--wrap=id", "--wra=id", "--arr 1-3", "-a1-3", "-J x", "--",
-     "--export ALL", "a\0b", "-o/etc/x", "--comment=hpk:x", "--time=1\x01"],
-)  # fmt: skip
-def test_flags_that_cannot_be(text):
-    with pytest.raises(HPKError, match=r"annotation slurm-job\.hpk\.io/flags: "):
-        slurm_flags(annotated(text))
-
-
-def test_mpi_words():
-    assert mpi_words(annotated("--mpi=pmix", "slurm-job.hpk.io/mpi-flag")) == ["--mpi=pmix"]
-    assert mpi_words(annotated("", "slurm-job.hpk.io/mpi-flag")) == []
-    assert mpi_words(annotated("--mpi=pmix")) is None
-    with pytest.raises(HPKError, match="--export"):
-        mpi_words(annotated("--export=ALL", "slurm-job.hpk.io/mpi-flag"))
+MAIN = Partition("main", True, True, 2, 2, 64, 64, 128000, 128000, 32, 64000)
 
 
 def request(**changes):
@@ -121,13 +41,88 @@ def test_arguments():
     ]  # fmt: skip
 
 
+def test_arguments_of_all_there_is():
+    resources = JobResources(2, 600, 70, 1, "nvidia", 3601, "a&b")
+    assert sbatch_arguments(request(resources=resources, extra_flags=("-A", "acct")))[10:] == [
+        "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "--mem=600M", "--tmp=70M", "--gres=gpu:1",
+        "--time=61", "--constraint=a&b", "--account=acct",
+    ]  # fmt: skip
+
+
+def derived(**changes):
+    """The derived arguments that say how much of what, without the user's flags."""
+    whole = request(**changes)
+    arguments = sbatch_arguments(whole)
+    flags = len(whole.extra_flags) + len(whole.user_flags)
+    return arguments[9 : len(arguments) - flags]
+
+
 def test_the_users_flags_come_last_and_replace_what_excludes_them():
-    flags = ("-n4", "--mem-per-cpu=1G", "--partition=x", "--gpus=1")
-    arguments = sbatch_arguments(
-        request(user_flags=flags, resources=JobResources(1, 600, gpus=1, gpu_kind="nvidia"))
-    )
-    assert arguments[-4:] == list(flags)
-    assert not [a for a in arguments if a.startswith(("--nodes", "--mem=", "--gres"))]
+    flags = ("--mem-per-cpu=1G", "--partition=x", "--gpus=1", "--cpus-per-gpu=2", "--time=5")
+    gpu = JobResources(1, 600, 0, 1, "nvidia", 500)
+    assert sbatch_arguments(request(user_flags=flags, resources=gpu))[-5:] == list(flags)
+    assert derived(user_flags=flags, resources=gpu) == ["--nodes=1", "--ntasks=1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mpi", "want"),
+    [
+        (("-n4",), False, ["--nodes=1"]),  # without srun, other nodes would stand idle
+        (("-n4",), True, []),
+        (("-N2",), True, ["--ntasks=1"]),
+        (("-N2", "--ntasks-per-node=2"), True, []),
+        (("-wn1",), False, ["--ntasks=1"]),
+        ((), True, ["--nodes=1", "--ntasks=1"]),
+    ],
+)
+def test_nodes_and_tasks(flags, mpi, want):
+    assert derived(user_flags=flags, mpi=mpi)[1:-2] == want
+
+
+def test_a_bad_flag_of_the_sites_is_told():
+    with pytest.raises(HPKError, match=r"^slurm.extraFlags in the configuration: 'echo'"):
+        request(extra_flags=("echo",))
+
+
+def time_of(**changes):
+    arguments = sbatch_arguments(request(**changes))
+    times = [a.removeprefix("--time=") for a in arguments if a.startswith("--time=")]
+    signals = [a.removeprefix("--signal=B:TERM@") for a in arguments if a.startswith("--signal")]
+    return times, int(signals[0])
+
+
+def test_time_limits():
+    day = JobResources(1, 600, time_limit_s=86400)
+    hour = replace(MAIN, max_time_s=3600, default_time_s=600)
+    assert time_of(resources=day) == (["1440"], 45)
+    assert time_of(resources=day, limits=MAIN) == (["1440"], 45)
+    # a deadline is no request: the partition may have less
+    assert time_of(resources=day, limits=hour) == (["60"], 45)
+    assert time_of(resources=day, limits=hour, user_flags=("-px",)) == (["1440"], 45)
+    # what never ends by itself gets all there is
+    assert time_of(lasting=True, limits=hour) == (["60"], 45)
+    assert time_of(lasting=True, limits=MAIN) == ([], 45)
+    assert time_of(lasting=True, limits=replace(hour, max_time_s=None)) == (["UNLIMITED"], 45)
+    assert time_of(lasting=True, limits=hour, user_flags=("--time=2",)) == (["2"], 30)
+    assert time_of(limits=hour) == ([], 45)
+
+
+def test_the_signal_leaves_the_pod_half_its_time():
+    assert time_of(user_flags=("--time=1",)) == (["1"], 1)
+    assert time_of(user_flags=("--time=1",), grace_s=0) == (["1"], 1)
+    assert time_of(user_flags=("--time=10",), grace_s=3600) == (["10"], 270)
+    assert time_of(grace_s=3600, limits=replace(MAIN, default_time_s=600)) == ([], 270)
+    assert time_of(grace_s=3600, limits=replace(MAIN, max_time_s=600)) == ([], 270)
+    assert time_of(user_flags=("--time=UNLIMITED",), grace_s=3600) == (["UNLIMITED"], 3615)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1", 60), ("1:02", 62), ("1:02:03", 3723), ("1-2", 93600), ("1-2:3", 93780),
+     ("1-2:3:4", 93784), ("UNLIMITED", None), ("", None), ("soon", None)],
+)  # fmt: skip
+def test_reading_time_limits(text, seconds):
+    assert parse_time_limit(text) == seconds
 
 
 @generated(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))
@@ -137,6 +132,51 @@ def test_no_path_is_read_by_the_shell(text):
     assert f" /a {line}\n" in script
 
 
+def run_script(tmp_path, *pythons):
+    """The script with these candidates, in the environment that --export=NIL leaves."""
+    pod_dir = tmp_path / "a 'pod' $x"
+    agent = tmp_path / "agent"
+    agent.mkdir()
+    (agent / "__main__.py").write_text("import sys; print(sys.argv[1:], sys.flags.isolated)")
+    script = render_script(request(pod_dir=pod_dir, agent_dir=agent, pythons=pythons))
+    result = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={"SLURMD_NODENAME": "n1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout, result.stderr, f"[{str(pod_dir)!r}] 1\n"
+
+
+def python(tmp_path, name, body):
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_script_takes_the_first_python_that_is_new_enough(tmp_path):
+    import sys
+
+    old = python(tmp_path, "python3", "exit 1")
+    own = python(tmp_path, "mypython", f'exec {shlex.quote(sys.executable)} "$@"')
+    code, out, err, want = run_script(tmp_path, "/nowhere/python3.12", old, own)
+    assert (code, out, err) == (0, want, "")
+
+
+def test_the_script_asks_no_python_with_its_version_in_its_name(tmp_path):
+    named = python(tmp_path, "python3.12", 'echo "$@"')
+    code, out, _, _ = run_script(tmp_path, named)
+    assert (code, out) == (0, f"-I -S {tmp_path}/agent {tmp_path}/a 'pod' $x\n")
+
+
+def test_the_script_says_that_there_is_no_python(tmp_path):
+    code, out, err, _ = run_script(tmp_path, "/nowhere/python3.9", "nopython")
+    assert (code, out) == (78, "")
+    assert err == ("hpk: no Python 3.9 or newer on node n1 among: /nowhere/python3.9 nopython\n")
+
+
 @generated(st.text(), st.text(st.characters(exclude_characters=":")))
 def test_comments_are_found_again(name, uid):
     assert parse_comment(comment("c", uid, "ns", name)) == ("c", uid, f"ns/{name}")
@@ -144,70 +184,133 @@ def test_comments_are_found_again(name, uid):
 
 def test_the_comments_of_others_are_not_ours():
     assert parse_comment("my:job") is None
+    assert parse_comment("hpk:x") is None
 
 
+# As squeue 24.11.5 printed them.
 SQUEUE = """\
 8|FAILED|3:0|NonZeroExitCode|node1|main|1795236424|1795236425|1795236426|we|ird "x" %i
 9|PENDING|0:0|JobHeldUser||main|1795236424|N/A|N/A|(null)
-"""
+10|RUNNING|0:0|None|node[1-2]|main|2026-11-21T04:54:04|1795236425|NONE|two
+lines|of it
+11|CANCELLED|0:15|a | in a reason||main|1|2|3|x
+""".replace("|", parse.SEPARATOR).replace(f"we{parse.SEPARATOR}ird", "we|ird")
 
 
-def test_squeue():
-    assert parse.squeue(SQUEUE) == [
+def test_squeue(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    import time
+
+    time.tzset()
+    found = parse.jobs(SQUEUE.replace(f"a {parse.SEPARATOR} in", "a | in"))
+    assert found == [
         Job("8", "FAILED", "NonZeroExitCode", 3, 0, "node1", "main", 1795236424, 1795236425,
             1795236426, 'we|ird "x" %i'),
         Job("9", "PENDING", "JobHeldUser", partition="main", submitted=1795236424),
+        Job("10", "RUNNING", "None", 0, 0, "node[1-2]", "main", 1795236844, 1795236425, 0, "two"),
+        Job("11", "CANCELLED", "a | in a reason", 0, 15, "", "main", 1, 2, 3, "x"),
     ]  # fmt: skip
-
-
-def test_scontrol_job():
-    (job,) = parse.scontrol_jobs(
-        "JobId=10 JobName=x UserId=alice(1000) JobState=CANCELLED Reason=a b c Dependency=(null) "
-        "ExitCode=0:15 SubmitTime=1795236424 StartTime=Unknown EndTime=1795236425 Partition=p "
-        "NodeList=n[1-2] Comment=hpk:c:u:ns/p TRES=cpu=1\n"
-    )
-    assert job == Job("10", "CANCELLED", "a b c", 0, 15, "n[1-2]", "p", 1795236424, 0, 1795236425,
-                      "hpk:c:u:ns/p")  # fmt: skip
 
 
 def test_partitions():
-    shown = "PartitionName=main Default=YES MaxTime=1-02:03:04 State=UP\nPartitionName=x State=DOWN"
-    nodes = (
-        "NodeName=a CPUTot=4 RealMemory=100 State=IDLE Partitions=main,x Gres=gpu:a100:2(S:0-1) "
-        "AvailableFeatures=ssd,big TmpDisk=7\n"
-        "NodeName=b CPUTot=8 RealMemory=200 State=IDLE+DRAIN Partitions=main Gres=(null)\n"
+    shown = (
+        "PartitionName=main Default=YES DefaultTime=00:10:00 MaxTime=1-02:03:04 State=UP\n"
+        "PartitionName=x DefaultTime=NONE MaxTime=UNLIMITED State=DOWN\n"
     )
+    nodes = (
+        "NodeName=a CPUEfctv=3 CPUTot=4 RealMemory=100 MemSpecLimit=10 "
+        "State=IDLE+CLOUD+POWERED_DOWN Partitions=main,x Gres=gpu:a100:2(S:0-1),gpu:t4:1 AvailableFeatures=ssd,big TmpDisk=7"
+        " OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9 [root@2026-11-21T04:54:04]\n"
+        "NodeName=b CPUTot=8 RealMemory=200 State=IDLE+DRAIN Partitions=main Gres=(null)\n"
+        "NodeName=c CPUTot=8 RealMemory=300 State=MIXED* Partitions=main AvailableFeatures=(null)\n"
+    )
+    features = frozenset({"ssd", "big"})
     assert parse.partitions(shown, nodes) == [
-        Partition("main", True, True, 2, 1, 12, 4, 300, 100, 8, 200, 2, 7,
-                  frozenset({"ssd", "big"}), 93784),
-        Partition("x", False, False, 1, 1, 4, 4, 100, 100, 4, 100, 2, 7,
-                  frozenset({"ssd", "big"})),
-    ]  # fmt: skip
+        Partition("main", True, True, 3, 1, 19, 3, 590, 90, 8, 300, 3, 7, features, 93784, 600),
+        Partition("x", False, False, 1, 1, 3, 3, 90, 90, 3, 90, 3, 7, features),
+    ]
 
 
 def test_states():
     assert state_of("CANCELLED by 1000") is STATES["CANCELLED"]
-    assert state_of("COMPLETED+x") is STATES["COMPLETED"]
-    assert state_of("NOT_INVENTED_YET").phase is Phase.RUNNING
+    assert state_of("COMPLETED+") is STATES["COMPLETED"]
+    assert state_of("NOT_INVENTED_YET") == State(Phase.RUNNING, "", "is in state NOT_INVENTED_YET")
     assert all(state.reason for state in STATES.values() if state.phase is Phase.ENDED)
+    assert not any(state.reason for state in STATES.values() if state.phase is not Phase.ENDED)
 
 
-def test_waiting_reasons():
-    assert waiting_reason("Priority", "7") == (
-        "SlurmPriority",
-        "Slurm job 7 waits: jobs of higher priority wait before it (Priority)",
+def test_what_a_reason_adds_to_a_failure():
+    refused = "was refused: no node can ever give what it asks"
+    assert Job("1", "FAILED", "BadConstraints", 0, 1).state == State(
+        Phase.ENDED, "SlurmBadConstraints", refused
     )
-    assert waiting_reason("ReqNodeNotAvail, UnavailableNodes:n1", "7")[0] == "SlurmReqNodeNotAvail"
-    assert waiting_reason("None", "7")[0] == "SlurmPending"
-    assert waiting_reason("QOSGrpNodeLimit", "7") == (
-        "SlurmQOSGrpNodeLimit", "Slurm job 7 waits: QOSGrpNodeLimit")  # fmt: skip
+    assert Job("1", "FAILED", "NonZeroExitCode", 78).state.reason == "NoPython"
+    assert Job("1", "FAILED", "NonZeroExitCode", 1).state is STATES["FAILED"]
+    assert Job("1", "RUNNING", "BadConstraints").state is STATES["RUNNING"]
 
 
-def test_words():
+@pytest.mark.parametrize(
+    ("reason", "want"),
+    [
+        ("Priority", ("SlurmPriority", "jobs of higher priority wait before it (Priority)")),
+        ("None", ("SlurmPending", "Slurm has not looked at it yet")),
+        ("", ("SlurmPending", "Slurm has not looked at it yet")),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:n1",
+            (
+                "SlurmReqNodeNotAvail",
+                "a node it needs is not available: down, drained or reserved "
+                "(ReqNodeNotAvail, UnavailableNodes:n1)",
+            ),
+        ),
+        (
+            "QOSGrpNodeLimit",
+            (
+                "SlurmQOSGrpNodeLimit",
+                "a limit that all jobs of the QOS share is reached (QOSGrpNodeLimit)",
+            ),
+        ),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved",
+            (
+                "SlurmNodesUnavailable",
+                "the nodes it could run on are down, drained or kept for other jobs "
+                "(Nodes required for job are DOWN, DRAINED or reserved)",
+            ),
+        ),
+        ("something new", ("SlurmPending", "something new")),
+        ("SomethingNew", ("SlurmSomethingNew", "SomethingNew")),
+    ],
+)
+def test_waiting_reasons(reason, want):
+    assert waiting_reason(reason, "7") == (want[0], f"Slurm job 7 waits: {want[1]}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "sbatch: error: invalid partition specified: nope\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
+            "invalid partition specified: nope; Invalid partition name specified",
+        ),
+        (
+            "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
+            "unrecognized option '--bogus'",
+        ),
+        ("Slurm accounting storage is disabled\n", "Slurm accounting storage is disabled"),
+    ],
+)
+def test_words(text, words):
+    assert parse.error_words(text) == words
+
+
+def test_which_jobs_were_not_cancelled():
     text = (
-        "sbatch: error: invalid partition specified: nope\n"
-        "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+        "scancel: error: Kill job error on job id 99999: Invalid job id specified\n"
+        "scancel: error: Kill job error on job id 49_3: Job can not be altered now, try again later"
     )
-    assert parse.error_words(text) == (
-        "invalid partition specified: nope; Invalid partition name specified"
-    )
+    assert parse.failed_ids(parse.error_words(text)) == {
+        "99999": "Invalid job id specified",
+        "49": "Job can not be altered now, try again later",
+    }
