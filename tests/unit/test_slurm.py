@@ -219,8 +219,8 @@ def test_partitions():
     )
     nodes = (
         "NodeName=a CPUEfctv=3 CPUTot=4 RealMemory=100 MemSpecLimit=10 "
-        "State=IDLE+CLOUD+POWERED_DOWN Partitions=main,x Gres=gpu:a100:2(S:0-1),gpu:t4:1 AvailableFeatures=ssd,big TmpDisk=7"
-        " OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9 [root@2026-11-21T04:54:04]\n"
+        "State=IDLE+CLOUD+POWERED_DOWN Partitions=main,x Gres=gpu:a100:2(S:0-1),gpu:t4:1 "
+        "AvailableFeatures=ssd,big TmpDisk=7 OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9 [root@2026-11-21T04:54:04]\n"
         "NodeName=b CPUTot=8 RealMemory=200 State=IDLE+DRAIN Partitions=main Gres=(null)\n"
         "NodeName=c CPUTot=8 RealMemory=300 State=MIXED* Partitions=main AvailableFeatures=(null)\n"
     )
