@@ -129,23 +129,23 @@ class Process(NamedTuple):
     complaints: int  # apptainer's own stdout and stderr
 
 
-class _Ends(NamedTuple):
+class Ends(NamedTuple):
     ours: Streams
     theirs: Streams
 
 
-def open_streams(tty: bool, stdin: bool) -> _Ends:
+def open_streams(tty: bool, stdin: bool) -> Ends:
     """Pipes or, for a tty, the two ends of a pseudo terminal (stdin and stdout are one then)."""
     if tty:
         ours, theirs = os.openpty()
-        return _Ends(Streams(ours, ours, -1), Streams(theirs, theirs, theirs))
+        return Ends(Streams(ours, ours, -1), Streams(theirs, theirs, theirs))
     if stdin:
         their_in, our_in = os.pipe()
     else:
         their_in, our_in = os.open(os.devnull, os.O_RDONLY), -1
     our_out, their_out = os.pipe()
     our_err, their_err = os.pipe()
-    return _Ends(Streams(our_in, our_out, our_err), Streams(their_in, their_out, their_err))
+    return Ends(Streams(our_in, our_out, our_err), Streams(their_in, their_out, their_err))
 
 
 def sealed(program: bytes) -> int:
@@ -159,7 +159,7 @@ def sealed(program: bytes) -> int:
 
 def fork_program(
     program: bytes,
-    ends: _Ends,
+    ends: Ends,
     before: Callable[[], None],
     execute: Callable[[], NoReturn],
 ) -> Process:
@@ -248,10 +248,10 @@ def spawn(
     writable_layer: Optional[str],
     *,
     keep_groups: bool = False,
-    inherit: bool = False,
+    rank: bool = False,
 ) -> Process:
-    """Forks apptainer for one run of a container. `keep_groups`: see start_program. `inherit`: the container gets the standard
-    streams of this process (an MPI rank, whose streams are srun's)."""
+    """Forks apptainer for one run of a container. `keep_groups`: see start_program. `rank`: an MPI
+    rank, which gets the standard streams of this process (srun's)."""
     rootfs = container["image"]["rootfs"]
     if not os.path.exists(rootfs):
         raise StartError(
@@ -274,8 +274,8 @@ def spawn(
         runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts, gpus=runtime.gpus
     )
     env = apptainer_environment(runtime.scratch)
-    if inherit:
-        ends = _Ends(Streams(-1, -1, -1), Streams(os.dup(0), os.dup(1), os.dup(2)))
+    if rank:
+        ends = Ends(Streams(-1, -1, -1), Streams(os.dup(0), os.dup(1), os.dup(2)))
     else:
         ends = open_streams(container["tty"], container["stdin"])
 

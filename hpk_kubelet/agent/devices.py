@@ -14,14 +14,22 @@ _LINKS = {
 _TTY_GROUP = 5
 
 
-def make_devices(path: str, gids: int, gpus: Optional[str], job: Dict[str, str]) -> None:
-    """Fills the empty directory `path`, which is on a tmpfs. `gids`: how many groups exist."""
+def make_devices(
+    path: str, gids: int, gpus: Optional[str], job: Dict[str, str], of_node: bool = False
+) -> None:
+    """Fills the empty directory `path`, which is on a tmpfs. `gids`: how many groups exist.
+    `of_node`: MPI's ranks share the node's /dev/shm and use its interconnect."""
     for name in _DEVICES + tuple(gpu_devices(gpus, job) if gpus else ()):
         bind_device(os.path.join("/dev", name), os.path.join(path, name))
     for name, target in _LINKS.items():
         os.symlink(target, os.path.join(path, name))
-    os.mkdir(os.path.join(path, "shm"))
-    os.chmod(os.path.join(path, "shm"), 0o1777)
+    shm = os.path.join(path, "shm")
+    if of_node:
+        for name in ("shm", "infiniband"):
+            bind_device(os.path.join("/dev", name), os.path.join(path, name))
+    else:
+        os.mkdir(shm)
+        os.chmod(shm, 0o1777)
     os.mkdir(os.path.join(path, "pts"))
     options = "newinstance,ptmxmode=0666,mode=0620"
     if gids > _TTY_GROUP:

@@ -26,6 +26,11 @@ def enter_container(runner: "Runner", command: List[str], tty: bool, stdin: bool
     setup = runner.pod.setup
     if not runner.pid:
         raise ExecError('container not found ("%s")' % runner.name)
+    if runner.container.get("mpi"):
+        raise ExecError(
+            "container %s is MPI ranks, which can't be entered: each is a task of Slurm's"
+            % runner.name
+        )
     base = "/proc/%d" % runner.pid
     try:
         root = os.open(base + "/root", os.O_PATH | os.O_CLOEXEC)

@@ -34,15 +34,16 @@ class Starting:
 def main(argv: List[str]) -> int:
     """`POD_DIR`, or `--rank POD_DIR CONTAINER` for one rank of an MPI container."""
     os.umask(0o077)
-    if argv[:1] == ["--rank"]:
-        from .rank import run_rank
-
-        return run_rank(argv[1], argv[2])
-    pod_dir = os.path.abspath(argv[0])
+    is_rank = argv[:1] == ["--rank"]
+    pod_dir = os.path.abspath(argv[1] if is_rank else argv[0])
     plan = read_plan(pod_dir)
     if isinstance(plan, str):
         note(plan)
         return 1
+    if is_rank:
+        from .rank import run_rank
+
+        return run_rank(plan, pod_dir, argv[2])
     try:
         journal = Journal(os.path.join(pod_dir, "journal.jsonl"))
     except AlreadyStarted as e:

@@ -61,11 +61,14 @@ def find_program(name: str) -> Optional[str]:
     return None
 
 
-def enter(hostname: str) -> Mapping:
-    """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's."""
+def enter(hostname: str, rank: bool = False) -> Mapping:
+    """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's.
+    An MPI rank keeps the node's IPC, too, and needs no other ids than its own."""
     uid, gid = os.getuid(), os.getgid()
-    helper = _Mapper.prepare(uid, gid)
-    flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC
+    helper = None if rank else _Mapper.prepare(uid, gid)
+    flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS
+    if not rank:
+        flags |= syscalls.CLONE_NEWIPC
     if hostname:
         flags |= syscalls.CLONE_NEWUTS
     try:

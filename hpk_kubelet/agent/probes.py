@@ -122,8 +122,4 @@ async def _act(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str]:
     if "tcpSocket" in probe:
         await tcp_connect(probe["tcpSocket"], runner)
         return True, ""
-    if "grpc" in probe:
-        from .grpc import check
-
-        return await check(probe["grpc"], runner)
-    return True, ""
+    raise HookError("HPK does not know grpc probes yet; use exec, httpGet or tcpSocket")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, Dict
@@ -70,11 +71,22 @@ async def _ask(starting: "Starting") -> Dict[str, Any]:
                     fresh: Dict[str, Any] = message["plan"]
                     if fresh.get("version") != plan["version"]:
                         raise RefreshError("the kubelet's plan has another version")
+                    keep(fresh, starting.pod_dir)
                     return fresh
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+def keep(plan: Dict[str, Any], pod_dir: str) -> None:
+    """MPI ranks read the plan from its file."""
+    path = os.path.join(pod_dir, "plan.json")
+    with open(path + ".new", "w") as f:
+        json.dump(plan, f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.rename(path + ".new", path)
 
 
 def waiting_state(plan: Dict[str, Any], words: str) -> Dict[str, Any]:

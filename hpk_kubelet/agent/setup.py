@@ -8,15 +8,17 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import namespaces, syscalls
-from .container import Mount, NodeRuntime, Process, StartError, find_apptainer, spawn
+from .container import Mount, NodeRuntime, Process, StartError, find_apptainer, open_streams, spawn
 from .devices import make_devices
 from .journal import note
 from .logs import path_of
-from .volumes import container_mounts, hosts_file, prepare_volume
+from .outside import Outside
+from .volumes import container_mounts, hosts_file, inside, prepare_volume
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
 
@@ -32,8 +34,11 @@ class Run(NamedTuple):
 
 
 class PodSetup:
-    def __init__(self, plan: Dict[str, Any], pod_dir: str, job: Dict[str, str]) -> None:
-        """`job`: the job's environment. Moves this process into the pod's namespaces."""
+    def __init__(
+        self, plan: Dict[str, Any], pod_dir: str, job: Dict[str, str], rank: str = ""
+    ) -> None:
+        """`job`: the job's environment; `rank`: STEP.RANK if this is not the agent but one of its
+        MPI ranks. Moves this process into the pod's namespaces."""
         self.plan = plan
         self.pod_dir = pod_dir
         self.logs = os.path.join(pod_dir, "logs")
@@ -43,8 +48,20 @@ class PodSetup:
         own_hostname = socket.gethostname()
         self.uid = os.getuid()  # as the node knows it
         self.host_ip = own_address(plan["agent"]["kubelet"])
-        mapping = namespaces.enter(plan["hostname"])
-        self.scratch = self._make_scratch(job)
+        self.outside: Optional[Outside] = None
+        self._mpi = any(container.get("mpi") for container in plan["containers"])
+        if self._mpi and not rank:
+            self.outside = Outside()
+        mapping = namespaces.enter(plan["hostname"], rank=bool(rank))
+        base = plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
+        agents = os.path.join(base, "hpk-%d-%s" % (self.uid, self.job_id))
+        self.scratch = agents + "." + rank if rank else agents
+        make_scratch(self.scratch)
+        # ranks on other nodes see only what is on the shared file system
+        self._volumes = os.path.join(agents, "volumes")
+        self._shared_volumes = self._mpi and int(job.get("SLURM_JOB_NUM_NODES") or 1) > 1
+        if self._shared_volumes:
+            self._volumes = os.path.join(pod_dir, "emptydir")
         self.mounts = os.path.join(self.scratch, "mounts")
         os.mkdir(self.mounts, 0o700)
         # everything mounted for the pod is on this tmpfs, so that clearing up never walks into it
@@ -53,7 +70,7 @@ class PodSetup:
             os.mkdir(os.path.join(self.mounts, name))
             os.chmod(os.path.join(self.mounts, name), 0o755)
         self.dev = os.path.join(self.mounts, "dev")
-        make_devices(self.dev, mapping.gids, plan.get("gpus"), job)
+        make_devices(self.dev, mapping.gids, plan.get("gpus"), job, of_node=self._mpi)
         self.paths: Dict[str, str] = {}
         self.runtime = NodeRuntime(
             apptainer=find_apptainer(),
@@ -75,30 +92,19 @@ class PodSetup:
             f.write(hosts_file(plan, self.host_ip))
         os.chmod(self._hosts, 0o644)
 
-    def _make_scratch(self, job: Dict[str, str]) -> str:
-        base = self.plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
-        path = os.path.join(base, "hpk-%d-%s" % (self.uid, self.job_id))
-        os.makedirs(base, exist_ok=True)
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            # of a job with this number that never cleared up, or somebody else's trap
-            found = os.lstat(path)
-            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-                raise
-            remove_tree(path)
-            os.mkdir(path, 0o700)
-        return path
-
     def prepare_volumes(self) -> None:
         """Makes what is not there yet; VolumeError leaves the rest for the next try."""
         for name, volume in self.plan["volumes"].items():
             if name not in self.paths:
-                folder = "volumes" if volume.get("medium") != "Memory" else "mounts/memory"
+                folder = self._volumes
+                if volume.get("medium") == "Memory":
+                    if self._mpi:  # ranks could not see the agent's mount
+                        volume = {**volume, "medium": ""}
+                    else:
+                        folder = os.path.join(self.mounts, "memory")
                 self.paths[name] = prepare_volume(
-                    name, volume, os.path.join(self.scratch, folder), self.home,
-                    self.plan.get("fsGroup"),
-                )  # fmt: skip
+                    name, volume, folder, self.home, self.plan.get("fsGroup")
+                )
 
     def start(self, container: Dict[str, Any], number: int) -> Run:
         """Starts the container's run with this restart count; StartError if it can't be made."""
@@ -113,6 +119,8 @@ class PodSetup:
             log = path_of(self.logs, name, number)
             os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
             os.close(os.open(log, os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+            if container.get("mpi"):
+                return Run(self._srun(container), number, folder, log, time.time())
             mounts = self._mounts(container, folder, number)
         except OSError as e:
             raise StartError("CreateContainerError", str(e)) from None
@@ -124,6 +132,40 @@ class PodSetup:
             ),
         )  # fmt: skip
         return Run(process, number, folder, log, time.time())
+
+    def _srun(self, container: Dict[str, Any]) -> Process:
+        """Starts an MPI container: srun, and under it one agent for each rank."""
+        srun = namespaces.find_program("srun")
+        if srun is None or self.outside is None:
+            raise StartError("CreateContainerError", "srun is not on the PATH of this node")
+        job = self.runtime.job
+        argv = srun_argv(srun, container["mpi"], job)
+        argv += [
+            sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "--rank", self.pod_dir,
+            container["name"],
+        ]  # fmt: skip
+        # what srun passes on to the ranks is the job's own environment
+        env = {name: value for name, value in job.items() if name != "SLURM_EXPORT_ENV"}
+        return self.outside.spawn(argv, env, open_streams(False, False))
+
+    def start_rank(self, container: Dict[str, Any]) -> Process:
+        """Starts this rank's container; it has this process's standard streams."""
+        folder = os.path.join(self.scratch, "run")
+        try:
+            layer: Optional[str] = None
+            if not container["security"]["readOnlyRootFilesystem"]:
+                layer = os.path.join(folder, "layer")
+                os.makedirs(layer)
+            mounts = self._mounts({**container, "terminationMessagePath": ""}, folder, 0)
+        except OSError as e:
+            raise StartError("CreateContainerError", str(e)) from None
+        own = {mount.target for mount in mounts}
+        mounts += [
+            Mount(path, path, False)
+            for path in node_directories(self.runtime.job)
+            if path not in own
+        ]
+        return spawn(self.runtime, container, mounts, layer, keep_groups=True, rank=True)
 
     def _mounts(self, container: Dict[str, Any], folder: str, number: int) -> List[Mount]:
         own = {mount["target"].rstrip("/") for mount in container["mounts"]}
@@ -172,12 +214,51 @@ class PodSetup:
 
     def clear(self) -> None:
         """Removes everything of the pod on this node."""
+        if self.outside:
+            self.outside.close()
         try:
             syscalls.umount(self.mounts, syscalls.MNT_DETACH)
             os.rmdir(self.mounts)
             remove_tree(self.scratch)
+            if self._shared_volumes and self.outside and os.path.isdir(self._volumes):
+                remove_tree(self._volumes)
         except OSError as e:
             note("%s could not be removed: %s" % (self.scratch, e))
+
+
+def srun_argv(srun: str, words: List[str], job: Dict[str, str]) -> List[str]:
+    """srun with the pod's words, and with what sbatch was told but srun does not take over."""
+    argv = [srun, "--input=none", *words]
+    given = {word.partition("=")[0] for word in words}
+    if "SLURM_NTASKS" in job and not given & {"--ntasks", "-n", "--ntasks-per-node"}:
+        argv.append("--ntasks=" + job["SLURM_NTASKS"])
+    if "SLURM_CPUS_PER_TASK" in job and not given & {"--cpus-per-task", "-c"}:
+        argv.append("--cpus-per-task=" + job["SLURM_CPUS_PER_TASK"])
+    return argv
+
+
+def node_directories(job: Dict[str, str]) -> List[str]:
+    """Where MPI and PMIx keep what the ranks of a node share."""
+    paths = ["/tmp"]
+    for name in ("PMIX_SERVER_TMPDIR", "PMIX_SYSTEM_TMPDIR", "SLURM_TMPDIR"):
+        path = os.path.normpath(job.get(name) or "/tmp")
+        if os.path.isdir(path) and not any(inside(path, known) for known in paths):
+            paths.append(path)
+    return paths
+
+
+def make_scratch(path: str) -> None:
+    """A fresh private directory on this node."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        # of a job with this number that never cleared up, or somebody else's trap
+        found = os.lstat(path)
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise
+        remove_tree(path)
+        os.mkdir(path, 0o700)
 
 
 def remove_tree(path: str) -> None:

@@ -21,6 +21,7 @@ MS_SLAVE = 1 << 19
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -62,3 +63,8 @@ def umount(target: str, flags: int = 0) -> None:
 def die_with_parent(signal: int) -> None:
     """This process gets the signal when the thread that forked it ends."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
+
+
+def inherit_orphans() -> None:
+    """What this process's descendants leave behind becomes its own child."""
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")

@@ -1,0 +1,70 @@
+"""One rank of an MPI container, started by srun on whichever node.
+
+Each rank has namespaces of its own but sees the node's /tmp and /dev/shm, where MPI keeps what
+ranks share, and runs as the user under the user's own number: PMIx compares it.
+"""
+
+import os
+import signal
+import struct
+from typing import Any, Dict
+
+from .container import Process, StartError
+from .journal import note
+from .launcher import RECORD
+from .namespaces import NamespaceError
+from .program import read_outcome
+from .runs import exit_code
+from .setup import PodSetup
+from .volumes import VolumeError
+
+START_FAILED = 127  # a shell's exit code for a command that is not there
+
+
+def run_rank(plan: Dict[str, Any], pod_dir: str, name: str) -> int:
+    """Runs the container's program as this rank; its exit code."""
+    container = next(c for c in plan["containers"] if c["name"] == name)
+    job = dict(os.environ)
+    rank = "%s.%s" % (job.get("SLURM_STEP_ID", "0"), job.get("SLURM_PROCID", "0"))
+    own = {"uid": os.getuid(), "gid": os.getgid(), "groups": []}
+    container["security"] = {**container["security"], **own}
+    setup = None
+    try:
+        setup = PodSetup(plan, pod_dir, job, rank=rank)
+        setup.prepare_volumes()
+        return _attend(setup.start_rank(container), container)
+    except (NamespaceError, StartError, VolumeError) as e:
+        note("rank %s of container %s: %s" % (rank, name, e))
+        return START_FAILED
+    finally:
+        if setup:
+            setup.clear()
+
+
+def _attend(process: Process, container: Dict[str, Any]) -> int:
+    """Waits for the container's end, passing signals on."""
+    records, pid = [], 0
+    while True:
+        data, ancillary, _, _ = process.report.recvmsg(RECORD.size, 128)
+        if not data:
+            break
+        records.append(data)
+        if not pid and ancillary:
+            pid = struct.unpack("iII", ancillary[0][2][:12])[0]
+    outcome = read_outcome(records, pid, container["argv"][0], container["workingDir"])
+
+    def forward(number: int, _: object) -> None:
+        try:
+            os.kill(pid or process.pid, number)
+        except ProcessLookupError:
+            pass
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, forward)
+    _, status = os.waitpid(process.pid, 0)
+    if outcome.failed:
+        raise StartError("StartError", outcome.failed)
+    if not outcome.pid:
+        words = os.read(process.complaints, 4096).decode(errors="replace")
+        raise StartError("ContainerCannotRun", words)
+    return exit_code(status)
