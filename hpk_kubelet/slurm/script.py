@@ -96,7 +96,7 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
     tasks = given("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket")
     if not given("nodes", "nodelist", "nodefile") and not (tasks and request.mpi):
         arguments.append("--nodes=1")
-    if not tasks:
+    if not tasks and not given("nodes"):  # else Slurm's default: a task per node
         arguments.append("--ntasks=1")
     if not given("cpus-per-task", "cpus-per-gpu"):
         arguments.append(f"--cpus-per-task={resources.cpus}")

@@ -69,9 +69,10 @@ def test_the_users_flags_come_last_and_replace_what_excludes_them():
     [
         (("-n4",), False, ["--nodes=1"]),  # without srun, other nodes would stand idle
         (("-n4",), True, []),
-        (("-N2",), True, ["--ntasks=1"]),
+        (("-N2",), True, []),  # Slurm's default is then a task per node
         (("-N2", "--ntasks-per-node=2"), True, []),
         (("-wn1",), False, ["--ntasks=1"]),
+        (("-wn[1-2]", "-N2"), False, []),
         ((), True, ["--nodes=1", "--ntasks=1"]),
     ],
 )
@@ -220,7 +221,7 @@ def test_partitions():
     nodes = (
         "NodeName=a CPUEfctv=3 CPUTot=4 RealMemory=100 MemSpecLimit=10 "
         "State=IDLE+CLOUD+POWERED_DOWN Partitions=main,x Gres=gpu:a100:2(S:0-1),gpu:t4:1 "
-        "AvailableFeatures=ssd,big TmpDisk=7 OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9 [root@2026-11-21T04:54:04]\n"
+        "AvailableFeatures=ssd,big TmpDisk=7 OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9\n"
         "NodeName=b CPUTot=8 RealMemory=200 State=IDLE+DRAIN Partitions=main Gres=(null)\n"
         "NodeName=c CPUTot=8 RealMemory=300 State=MIXED* Partitions=main AvailableFeatures=(null)\n"
     )
