@@ -141,7 +141,7 @@ class PodSetup:
         job = self.runtime.job
         argv = srun_argv(srun, container["mpi"], job)
         argv += [
-            sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "--rank", self.pod_dir,
+            os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0]), "--rank", self.pod_dir,
             container["name"],
         ]  # fmt: skip
         # what srun passes on to the ranks is the job's own environment
