@@ -67,7 +67,7 @@ JSON_PATCH = "application/json-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 RETRIED = frozenset({429, 500, 502, 503, 504})
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 WATCH_READ_TIMEOUT = 150.0
 """Seconds without a byte after which a watch is taken for dead: bookmarks come each minute."""
 
@@ -185,6 +185,8 @@ class Client:
         patience: float = 60.0,
     ) -> Client:
         """Raises HPKError when the file is missing or names no usable server and credentials."""
+        if not Path(path).is_file():
+            raise HPKError(f"{path} does not exist; is a control plane up? hpk status tells")
         config = Configuration()
         try:
             await load_kube_config(str(path), client_configuration=config, persist_config=False)
@@ -194,7 +196,7 @@ class Client:
                 tls.load_cert_chain(config.cert_file, config.key_file)
         except (ConfigException, OSError, ssl.SSLError, TypeError, ValueError) as e:
             raise HPKError(
-                f"{path}: not a usable kubeconfig: {e}; is the control plane of this user up?"
+                f"{path} is not a usable kubeconfig: {e}; hpk serve writes it anew at its start"
             ) from None
         finally:
             # Keys that a kubeconfig carries inline pass through temporary files; they must not

@@ -12,7 +12,7 @@ from hpk_kubelet.kube.client import ApiError, Client, Object, Unreachable
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 WATCH_SECONDS = (300, 600)
 """The range from which each watch's length is drawn, as client-go does."""
 
