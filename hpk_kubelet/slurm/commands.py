@@ -36,11 +36,13 @@ _UNREACHABLE = re.compile(
 )
 # … and for: no, but not for ever.
 _TRANSIENT = re.compile(
-    r"temporarily unable to accept job|Resource temporarily unavailable|try again|"
-    r"Job violates accounting/QOS policy|AssocMaxSubmitJobLimit|QOSMaxSubmitJob|MaxJobCount|"
-    r"I/O error writing script|Slurm has too many jobs|in maintenance|"
-    r"Error: A QOS or association limit"
+    r"temporarily unable to accept job|job queue full|try again|Resource temporarily unavailable|"
+    r"I/O error writing script|SubmitJob|^Job violates accounting/QOS policy"
 )
+# A limit's name comes before "Job violates…", where Slurm tells it: those of submitted jobs pass.
+# sbatch waits up to two minutes for room in the queue; the kubelet has its own back-off, and a pod
+# that waits should say why.
+_SLEEPS = re.compile(rb"sleeping and retrying")
 _OVER = re.compile(r"Invalid job id|already complet", re.I)
 
 
@@ -74,17 +76,16 @@ async def _run(*argv: str) -> str:
         raise HPKError(f"{argv[0]} is not on PATH: is this a node of a Slurm cluster?") from None
     except OSError as e:
         raise HPKError(f"{argv[0]} can't be run: {e.strerror}") from None
-    communication = asyncio.ensure_future(process.communicate())
+    output = asyncio.ensure_future(_output(process))
     try:
-        answered, _ = await asyncio.wait([communication], timeout=TIMEOUT_S)
+        answered, _ = await asyncio.wait([output], timeout=TIMEOUT_S)
     except asyncio.CancelledError:
         # Slurm may have taken a job already; the pod's comment finds it.
         process.kill()
-        communication.cancel()
         raise
     if not answered:
         process.kill()
-    out, err = await communication
+    out, err = await output
     if process.returncode == 0:
         return out.decode(errors="replace")
     words = parse.error_words(err.decode(errors="replace") or out.decode(errors="replace"))
@@ -93,6 +94,20 @@ async def _run(*argv: str) -> str:
     if _UNREACHABLE.search(words):
         raise UnreachableError(words)
     raise CommandError(words or f"{argv[0]} exited with code {process.returncode}")
+
+
+async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """What the process writes until it ends; it is ended when it goes to sleep."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out = asyncio.ensure_future(process.stdout.read())
+    err = bytearray()
+    while chunk := await process.stderr.read(65536):
+        err += chunk
+        if _SLEEPS.search(err) and process.returncode is None:
+            process.kill()
+    await process.wait()
+    return await out, bytes(err)
 
 
 async def _ask(*argv: str) -> str:
