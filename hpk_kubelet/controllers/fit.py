@@ -130,10 +130,11 @@ def matches(expression: Object, labels: dict[str, str]) -> bool:
 def insufficient(pod: Object, node: Object) -> list[str]:
     """`Insufficient cpu` and the like where the request is more than the whole node has.
 
-    cpu and memory that the node doesn't tell, and ephemeral-storage, are left to Slurm.
+    Capacity counts, not allocatable: while compute nodes are down, Slurm's queue is where to
+    wait. What of cpu, memory and ephemeral-storage the node doesn't tell is left to Slurm.
     """
     status = node.get("status") or {}
-    has = status.get("allocatable") or status.get("capacity") or {}
+    has = status.get("capacity") or {}
     short = []
     for name, wanted in pod_requests(pod).items():
         if wanted == 0 or (name not in has and "/" not in name):

@@ -28,7 +28,7 @@ UNBOUND = "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"
 REPEAT = 300.0
 """Seconds until a pod that fits nowhere is tried, and its Event counted, again (the same time
 after which kube-scheduler empties its unschedulable pods)."""
-BIND_RETRY = 5.0
+BIND_RETRY = 2.0
 PARALLEL = 32
 
 
@@ -51,7 +51,6 @@ def matters(node: Object) -> tuple[object, ...]:
         meta.get("annotations"),
         node.get("spec"),
         ready_status(node),
-        status.get("allocatable"),
         status.get("capacity"),
     )
 
@@ -173,7 +172,7 @@ class Scheduler:
             if e.not_found or e.conflict:  # deleted, made again, or bound by an earlier try
                 return
             log.warning("binding %s/%s to %s: %s", namespace, name, node, e)
-            if not isinstance(e, Unreachable):
+            if not (isinstance(e, Unreachable) or e.forbidden):
                 self._refuse(pod, f"binding rejected: {e}")
             key = key_of(pod)
             asyncio.get_running_loop().call_later(BIND_RETRY, self._enqueue, key)

@@ -23,6 +23,7 @@ from kubernetes.aio.config import ConfigException, kube_config
 from yarl import URL
 
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.kube.api_errors import ApiError, Object, Unreachable, error_of, retry_after
 from hpk_kubelet.kube.paths import (
     configmaps,
     events,
@@ -57,7 +58,6 @@ __all__ = [
     "services",
 ]
 
-Object = dict[str, Any]
 Params = Mapping[str, str | int]
 
 JSON = "application/json"
@@ -76,65 +76,6 @@ drop_temporary_files: Any = kube_config._cleanup_temp_files
 
 _encode = msgspec.json.Encoder().encode
 _decode: Any = msgspec.json.Decoder().decode
-
-
-class ApiError(HPKError):
-    """An answer of the API server that is not a success.
-
-    `status` is the HTTP code, `reason` the machine-readable word (`NotFound`, `Conflict`, …),
-    `message` the server's sentence, `body` the whole `Status` object when there was one.
-    """
-
-    def __init__(self, status: int, reason: str, message: str, body: Object | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.body: Object = body or {}
-
-    @property
-    def not_found(self) -> bool:
-        return self.status == 404
-
-    @property
-    def conflict(self) -> bool:
-        return self.status == 409
-
-    @property
-    def already_exists(self) -> bool:
-        return self.status == 409 and self.reason == "AlreadyExists"
-
-    @property
-    def forbidden(self) -> bool:
-        return self.status == 403
-
-    @property
-    def expired(self) -> bool:
-        return self.status == 410
-
-    @property
-    def invalid(self) -> bool:
-        return self.status == 422
-
-
-class Unreachable(ApiError):
-    """No useful answer within the patience given: refused, reset, overloaded, starting.
-
-    `status` is 0 when nothing answered, else the last 429 or 5xx.
-    """
-
-
-def error_of(status: int, body: bytes, url: str) -> ApiError:
-    """The error for a refused request, from the `Status` object the API server sends with it."""
-    try:
-        decoded = _decode(body)
-    except msgspec.DecodeError:
-        decoded = None
-    if isinstance(decoded, dict) and decoded.get("kind") == "Status":
-        message = decoded.get("message") or f"{url}: HTTP {status}"
-        return ApiError(status, decoded.get("reason") or "", message, decoded)
-    text = body[:300].decode(errors="replace").strip()
-    return ApiError(status, "", f"{url}: HTTP {status} {text}".strip())
 
 
 class Client:
@@ -300,11 +241,15 @@ class Client:
         patience: float | None,
         content_type: str = JSON,
     ) -> Object:
+        try:
+            encoded = None if body is None else _encode(body)
+        except (TypeError, ValueError) as e:  # ValueError: text that is no Unicode
+            raise ApiError(400, "BadRequest", f"{method} {path}: no JSON: {e}") from None
         data = await self.raw(
             method,
             path,
             params=params,
-            body=None if body is None else _encode(body),
+            body=encoded,
             content_type=content_type,
             patience=patience,
         )
@@ -423,11 +368,3 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             text = str(e) or type(e).__name__
             raise Unreachable(0, "Unreachable", f"watch of {path}: {text}") from None
-
-
-def retry_after(header: str | None) -> float:
-    """Seconds of a Retry-After header, bounded; 0 without one (the API server sends seconds)."""
-    try:
-        return min(max(float(header or 0), 0.0), 30.0)
-    except ValueError:
-        return 0.0

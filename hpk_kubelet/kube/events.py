@@ -23,6 +23,7 @@ SPAM_BURST, SPAM_SECONDS = 25, 300.0
 LONGEST_QUEUE = 20_000
 LONGEST_MESSAGE = 1024
 RETRY_PAUSE = 2.0
+FORBIDDEN_TRIES = 5
 
 
 def reference(obj: Object, field_path: str = "") -> Object:
@@ -186,18 +187,19 @@ class EventRecorder:
 
     async def _send(self, key: Key, event: Object) -> None:
         about = f"event {event['reason']} of {event['involvedObject']['name']}"
+        forbidden = 0
         while True:
             try:
                 await self._write(key, event)
                 return
-            except Unreachable as e:
-                log.warning("%s: %s", about, e)
             except ApiError as e:
-                # AlreadyExists: a name given by the caller, made before a restart. Forbidden and
-                # NotFound: the namespace is going or gone, and its events with it.
-                if not (e.already_exists or e.forbidden or e.not_found):
+                if e.already_exists or e.not_found or e.namespace_terminating:
+                    return  # made before a restart under its own name; its namespace is going
+                forbidden += e.forbidden
+                if not isinstance(e, Unreachable) and not 0 < forbidden < FORBIDDEN_TRIES:
                     log.error("%s refused: %s", about, e)
-                return
+                    return
+                log.warning("%s: %s", about, e)
             await asyncio.sleep(RETRY_PAUSE)
 
     async def _write(self, key: Key, event: Object) -> None:

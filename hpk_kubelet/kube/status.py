@@ -16,11 +16,12 @@ RETRY_PAUSE, CONFLICT_PAUSE = 2.0, 0.05
 
 @dataclass(slots=True)
 class Entry:
-    """One pod: what was written last, and what waits to be written."""
+    """One pod: what was written last, what was refused last, and what waits to be written."""
 
     namespace: str
     name: str
     written: Object | None = None
+    refused: Object | None = None
     wanted: Object | None = None
     queued: bool = False
 
@@ -58,8 +59,8 @@ class StatusWriter:
     """`set()` never blocks; `run()` writes until cancelled. Keyed by pod uid.
 
     A status equal to the last one written is skipped. A pod that is gone or was made again
-    (404, 422 or 409 for its uid) is forgotten; `on_error` hears of a status the API server refuses for another
-    reason, which is not tried again until `set()` brings a different one.
+    (404, 422 or 409 for its uid) is forgotten; `on_error` hears of a status the API server
+    refuses for another reason, which is not tried again until `set()` brings a different one.
     """
 
     def __init__(
@@ -108,41 +109,47 @@ class StatusWriter:
     async def _work(self) -> None:
         while True:
             uid, entry = await self._queue.get()
-            try:
-                # `queued` stays set while a request is out, so no other worker takes this pod.
-                while entry.wanted is not None and self._entries.get(uid) is entry:
-                    status, entry.wanted = entry.wanted, None
-                    if status != entry.written:
-                        await self._write(uid, entry, status)
-            finally:
+            # `queued` stays set while a request is out, so no other worker takes this pod.
+            while entry.wanted is not None and self._entries.get(uid) is entry:
+                status, entry.wanted = entry.wanted, None
+                if status in (entry.written, entry.refused):
+                    continue
+                pause = await self._write(uid, entry, status)
+                if pause is not None:
+                    if entry.wanted is None:
+                        entry.wanted = status
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(pause, self._queue.put_nowait, (uid, entry))
+                    break
+            else:
                 entry.queued = False
                 self._pending -= 1
                 if self._pending == 0:
                     self._idle.set()
 
-    async def _write(self, uid: str, entry: Entry, status: Object) -> None:
+    async def _write(self, uid: str, entry: Entry, status: Object) -> float | None:
+        """None when this status is dealt with, else in how many seconds to try again."""
+        about = f"status of pod {entry.namespace}/{entry.name}"
         path = pods(entry.namespace, entry.name, "status")
         try:
             pod = await self._client.patch(
                 path, status_patch(uid, status, entry.written), STRATEGIC
             )
-        except Unreachable as e:
-            log.warning("status of pod %s/%s: %s", entry.namespace, entry.name, e)
-            if entry.wanted is None:
-                entry.wanted = status
-            await asyncio.sleep(RETRY_PAUSE)
         except ApiError as e:
             if e.not_found or another_uid(e):
                 self._entries.pop(uid, None)
+            elif isinstance(e, Unreachable) or e.forbidden:
+                log.warning("%s: %s", about, e)
+                return RETRY_PAUSE
             elif e.conflict:  # other writers were faster several times in a row
-                if entry.wanted is None:
-                    entry.wanted = status
-                await asyncio.sleep(CONFLICT_PAUSE)
+                return CONFLICT_PAUSE
             else:
-                log.error("status of pod %s/%s refused: %s", entry.namespace, entry.name, e)
+                log.error("%s refused: %s", about, e)
+                entry.refused = status
                 if self._on_error:
                     self._on_error(uid, e)
         else:
-            entry.written = status
+            entry.written, entry.refused = status, None
             if self._on_written:
                 self._on_written(uid, pod)
+        return None

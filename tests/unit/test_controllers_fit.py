@@ -20,7 +20,7 @@ def node(name: str = "n", ready: str = "True", **more: Any) -> Object:
     return {
         "metadata": meta,
         "spec": more,
-        "status": {"conditions": conditions, "capacity": has, "allocatable": has},
+        "status": {"conditions": conditions, "capacity": has, "allocatable": {"cpu": "0"}},
     }
 
 

@@ -168,7 +168,7 @@ async def test_a_refused_binding_is_tried_again(
     said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BIND_RETRY", 0.0)
-    error = ApiError(403, "Forbidden", "no") if said else Unreachable(0, "Unreachable", "refused")
+    error = ApiError(422, "Invalid", "no") if said else Unreachable(0, "Unreachable", "refused")
     async with scheduling([node("n")], []) as api:
         api.refuse = [error]
         api.send("ADDED", pod("a"))

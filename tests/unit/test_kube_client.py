@@ -83,6 +83,13 @@ async def test_an_error_has_the_servers_words(serve: Serve) -> None:
     assert (caught.value.reason, str(caught.value)) == ("NotFound", 'pods "x" not found')
 
 
+@pytest.mark.parametrize("value", ["\udc80", {1, 2, object()}])
+async def test_what_is_no_json_is_the_callers_error(value: object) -> None:
+    async with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(ApiError, match="no JSON"):
+            await client.create(pods("a"), {"message": value})
+
+
 @pytest.mark.parametrize("code", [429, 500, 503])
 async def test_it_tries_again_when_the_server_is_busy(serve: Serve, code: int) -> None:
     tries = 0

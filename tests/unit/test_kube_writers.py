@@ -111,12 +111,16 @@ async def test_the_latest_status_wins_and_one_is_in_flight_per_pod() -> None:
 
 
 async def test_a_lost_server_is_waited_for_and_the_newest_status_is_kept() -> None:
-    api = Api(Unreachable(0, "", "refused"), ApiError(409, "Conflict", "try again"), None)
+    api = Api(
+        Unreachable(0, "", "refused"),
+        ApiError(403, "Forbidden", "roles are not there yet"),
+        ApiError(409, "Conflict", "try again"),
+    )
     writer = StatusWriter(api)  # type: ignore[arg-type]
     task = await writing(writer)
     writer.set("ns", "p", "u", {"phase": "1"})
     await asyncio.wait_for(writer.flush(), 5)
-    assert phases(api) == ["1", "1", "1"]
+    assert phases(api) == ["1", "1", "1", "1"]
     task.cancel()
 
 
@@ -130,7 +134,6 @@ UID_CAUSE = {"details": {"causes": [{"field": "metadata.uid"}]}}
         (ApiError(422, "Invalid", "field is immutable", UID_CAUSE), False),
         (ApiError(409, "Conflict", "Precondition failed: UID in precondition: a"), False),
         (ApiError(422, "Invalid", "phase", {}), True),
-        (ApiError(403, "Forbidden", "other node"), True),
     ],
 )
 async def test_a_refused_status_is_not_repeated(error: ApiError, told: bool) -> None:
@@ -141,6 +144,14 @@ async def test_a_refused_status_is_not_repeated(error: ApiError, told: bool) -> 
     writer.set("ns", "p", "u", {"phase": "1"})
     await asyncio.wait_for(writer.flush(), 5)
     assert len(api.calls) == 1 and heard == (["u"] if told else [])
+    if told:
+        writer.set("ns", "p", "u", {"phase": "1"})
+        writer.set("ns", "p", "u", {"phase": "1"})
+        await asyncio.wait_for(writer.flush(), 5)
+        assert len(api.calls) == 1
+        writer.set("ns", "p", "u", {"phase": "2"})
+        await asyncio.wait_for(writer.flush(), 5)
+        assert len(api.calls) == 2
     task.cancel()
 
 
@@ -211,6 +222,28 @@ async def test_events_outlive_the_api_server_and_an_own_name_is_made_once() -> N
     )
     assert [body["reason"] for _, _, body in api.calls] == ["A", "A", "B"]
     assert api.calls[2][2]["metadata"]["name"] == "p.started"
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        (ApiError(403, "Forbidden", "no role"), events_module.FORBIDDEN_TRIES),
+        (
+            ApiError(
+                403,
+                "Forbidden",
+                "going",
+                {"details": {"causes": [{"reason": "NamespaceTerminating"}]}},
+            ),
+            1,
+        ),
+        (ApiError(422, "Invalid", "bad"), 1),
+    ],
+)
+async def test_a_refused_event_is_given_up(error: ApiError, times: int) -> None:
+    api = Api(*[error] * 10)
+    await record(api, {"reason": "A", "message": "a"})
+    assert len(api.calls) == times
 
 
 async def test_a_long_message_is_cut() -> None:
