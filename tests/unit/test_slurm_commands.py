@@ -115,7 +115,7 @@ async def test_a_command_that_hangs(command, monkeypatch):
 
 async def test_no_slurm_at_all(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HPKError, match=r"^squeue is not on PATH: is this a node of a Slurm cluster"):
+    with pytest.raises(HPKError, match=r"^squeue is not on PATH: is this a node of"):
         await CommandBackend().jobs()
 
 
