@@ -137,6 +137,9 @@ def read_flags(words: Sequence[str], command: Command, where: str) -> list[str]:
     Raises HPKError, which begins with `where`, for anything that is no option of the command's, or
     one that HPK can't allow.
     """
+    for word in words:
+        if _CONTROL.search(word):
+            raise HPKError(f"{where}: control characters are not allowed in a flag: {word!r}")
     flags: list[str] = []
     rest = list(reversed(words))
 
@@ -147,8 +150,6 @@ def read_flags(words: Sequence[str], command: Command, where: str) -> list[str]:
 
     while rest:
         word = rest.pop()
-        if _CONTROL.search(word):
-            raise HPKError(f"{where}: control characters are not allowed in a flag: {word!r}")
         if long := _LONG.fullmatch(word):
             name, value = _whole(long[1], command, where), long[2]
             written = f"--{long[1]}"

@@ -143,6 +143,7 @@ def test_the_documented_annotation_goes_before_its_alias():
         ("--requeue", "--requeue is not allowed"),
         ("-M other", "-M (--clusters) is not allowed"),
         ("--time=1\x01", "control characters are not allowed"),
+        ("--constraint 'a\nb'", "control characters are not allowed"),
         ("'--constraint=a\nb'", "control characters are not allowed"),
     ],
 )
