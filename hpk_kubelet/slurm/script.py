@@ -25,6 +25,7 @@ TEMPLATES = Path(__file__).parents[1] / "data" / "slurm_templates"
 PYTHONS = (*(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)), "python3")
 AGENT_MARGIN_S = 15
 """What the agent has, beyond the grace period, between the signal and the time limit."""
+_LONGEST_WARNING_S = 65535  # sbatch(1), --signal
 _SLURM_MARGIN_S = 30
 """Slurm looks at time limits so often (PERIODIC_TIMEOUT in slurmctld): a signal comes up to so much
 too early."""
@@ -138,7 +139,7 @@ def _warning(grace_s: int, time_limit: str, limits: Partition | None) -> int:
     limit = parse_time_limit(time_limit)
     if limit is None and not time_limit and limits:
         limit = limits.default_time_s or limits.max_time_s
-    wanted = grace_s + AGENT_MARGIN_S
+    wanted = min(grace_s + AGENT_MARGIN_S, _LONGEST_WARNING_S)
     return wanted if limit is None else max(1, min(wanted, limit // 2 - _SLURM_MARGIN_S))
 
 

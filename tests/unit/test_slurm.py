@@ -114,6 +114,7 @@ def test_the_signal_leaves_the_pod_half_its_time():
     assert time_of(user_flags=("--time=10",), grace_s=3600) == (["10"], 270)
     assert time_of(grace_s=3600, limits=replace(MAIN, default_time_s=600)) == ([], 270)
     assert time_of(grace_s=3600, limits=replace(MAIN, max_time_s=600)) == ([], 270)
+    assert time_of(grace_s=10**6) == ([], 65535)
     assert time_of(user_flags=("--time=UNLIMITED",), grace_s=3600) == (["UNLIMITED"], 3615)
 
 
