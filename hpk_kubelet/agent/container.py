@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import socket
+import struct
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence
 
 from . import syscalls
@@ -18,6 +19,9 @@ DEVICE_VARIABLES = (
     "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
 )  # fmt: skip
 """What Slurm says of the granted devices: the one thing of the job a GPU container is told."""
+
+
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # <asm-generic/ioctls.h>
 
 
 class Mount(NamedTuple):
@@ -134,10 +138,15 @@ class Ends(NamedTuple):
     theirs: Streams
 
 
-def open_streams(tty: bool, stdin: bool) -> Ends:
-    """Pipes or, for a tty, the two ends of a pseudo terminal (stdin and stdout are one then)."""
+def open_streams(tty: str, stdin: bool) -> Ends:
+    """Pipes or, with `tty` the path of the pod's ptmx, the two ends of a pseudo terminal (stdin
+    and stdout are one then)."""
     if tty:
-        ours, theirs = os.openpty()
+        ours = os.open(tty, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        fcntl.ioctl(ours, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("i", fcntl.ioctl(ours, _TIOCGPTN, bytes(4)))[0]
+        slave = os.path.join(os.path.dirname(tty), str(number))
+        theirs = os.open(slave, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         return Ends(Streams(ours, ours, -1), Streams(theirs, theirs, theirs))
     if stdin:
         their_in, our_in = os.pipe()
@@ -224,6 +233,7 @@ class NodeRuntime(NamedTuple):
     apptainer: str
     mapping: Mapping
     scratch: str  # the job's directory on this node
+    ptmx: str  # where the pod's pseudo terminals are made
     gpus: Optional[str]
     fields: Dict[str, str]  # late fields and podHostname
     job: Dict[str, str]  # the job's environment
@@ -277,7 +287,7 @@ def spawn(
     if rank:
         ends = Ends(Streams(-1, -1, -1), Streams(os.dup(0), os.dup(1), os.dup(2)))
     else:
-        ends = open_streams(container["tty"], container["stdin"])
+        ends = open_streams(runtime.ptmx if container["tty"] else "", container["stdin"])
 
     def execute() -> NoReturn:
         os.execve(argv[0], argv, env)

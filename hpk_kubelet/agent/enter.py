@@ -71,7 +71,9 @@ def enter_container(runner: "Runner", command: List[str], tty: bool, stdin: bool
         os._exit(os.WEXITSTATUS(status))
 
     try:
-        return fork_program(program, open_streams(tty, stdin), join, execute)
+        return fork_program(
+            program, open_streams(setup.runtime.ptmx if tty else "", stdin), join, execute
+        )
     finally:
         for fd in [root] + [fd for fd, _ in spaces]:
             os.close(fd)

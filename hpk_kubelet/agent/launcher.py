@@ -6,15 +6,17 @@ a sealed file in memory (/proc/self/fd/PROGRAM_FD), and no environment at all. I
 container the program becomes the user the pod asks for and executes the real one, with every byte
 of argv and env as the plan says. No secret is in any command line or file.
 
-The program's report goes to REPORT_FD: its first message (see `Launcher.hello`) carries, as the
-credentials of a Unix socket, its process id as the agent sees it; each failed call it was told to
-report is a RECORD; end of file without a FATAL record means that the execve succeeded (the
-descriptor is closed on exec). That is how runc tells its caller, too.
+REPORT_FD is a Unix socket. The first message on it (`Launcher.hello`) carries the program's process
+id as the agent sees it, as the socket's credentials, and the reading end of a pipe. Each failed
+call that is to be reported is a RECORD in that pipe; its end of file means that the execve
+succeeded if no FATAL record came before (the writing end is closed on exec). runc tells its caller
+so, too. The pipe is the program's own, while apptainer keeps the socket open as long as it lives.
 """
 
 import os
+import socket
 import struct
-from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 PROGRAM_FD = 251
 REPORT_FD = 250
@@ -63,16 +65,16 @@ _AARCH64 = bytes.fromhex(
 
 # <asm/unistd_64.h> and <asm-generic/unistd.h>
 _CALLS_X86_64 = {
-    "write": 1, "close": 3, "ioctl": 16, "execve": 59, "fcntl": 72, "chdir": 80, "umask": 95,
+    "write": 1, "close": 3, "ioctl": 16, "sendmsg": 46, "execve": 59, "fcntl": 72, "chdir": 80, "fchown": 93, "umask": 95,
     "setsid": 112, "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126,
     "prctl": 157, "umount2": 166, "exit_group": 231, "openat": 257, "mkdirat": 258,
-    "ppoll": 271, "unshare": 272, "dup3": 292, "close_range": 436,
+    "ppoll": 271, "unshare": 272, "dup3": 292, "pipe2": 293,
 }  # fmt: skip
 _CALLS_AARCH64 = {
-    "dup3": 24, "fcntl": 25, "ioctl": 29, "mkdirat": 34, "umount2": 39, "chdir": 49, "openat": 56,
+    "dup3": 24, "fcntl": 25, "ioctl": 29, "mkdirat": 34, "umount2": 39, "chdir": 49, "fchown": 55, "openat": 56,
     "close": 57, "write": 64, "capset": 91, "exit_group": 94, "unshare": 97, "setresuid": 147,
     "setresgid": 149, "setsid": 157, "setgroups": 159, "umask": 166, "prctl": 167, "ppoll": 73,
-    "execve": 221, "close_range": 436,
+    "execve": 221, "pipe2": 59, "sendmsg": 211,
 }  # fmt: skip
 
 _MACHINES: Dict[str, Tuple[int, bytes, Dict[str, int]]] = {
@@ -80,8 +82,9 @@ _MACHINES: Dict[str, Tuple[int, bytes, Dict[str, int]]] = {
     "aarch64": (183, _AARCH64, _CALLS_AARCH64),
 }
 
-Argument = Union[int, str, bytes, Sequence[bytes]]
-"""A number, a text (a pointer to its bytes and a zero) or a list (a pointer to pointers)."""
+Argument = Union[int, str, bytes, Sequence[Any]]
+"""A number, a text (a pointer to its bytes and a zero) or a list of arguments (a pointer to as many
+64-bit words and a zero one)."""
 
 
 class _Call(NamedTuple):
@@ -102,8 +105,16 @@ class Launcher:
         self._calls.append(_Call(name, arguments, on_error, tag))
 
     def hello(self) -> None:
-        """Says that the container is made; the receiver learns the process id."""
-        self.call("write", REPORT_FD, RECORD.pack(HELLO, 0), RECORD.size)
+        """Says that the container is made, and opens the pipe for what follows. Everything but
+        the standard streams and REPORT_FD must be closed before."""
+        reading, writing = 3, 4  # the lowest free descriptors
+        self.call("pipe2", bytes(8), 0)
+        rights = struct.pack("<QiiI4x", 20, socket.SOL_SOCKET, socket.SCM_RIGHTS, reading)
+        text = RECORD.pack(HELLO, 0)
+        self.call("sendmsg", REPORT_FD, [0, 0, [text, len(text)], 1, rights, len(rights), 0], 0)
+        self.call("dup3", writing, REPORT_FD, os.O_CLOEXEC)
+        self.call("close", reading)
+        self.call("close", writing)
 
     def program(self, machine: str) -> bytes:
         """The ELF file; KeyError for a machine this module has no code for."""

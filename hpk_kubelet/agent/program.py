@@ -30,7 +30,7 @@ NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE
 _CAPABILITIES = _CAPABILITY_NAMES.split()
 _DEFAULT_CAPABILITIES = _DEFAULT_NAMES.split()
 
-_FD_CLOEXEC, _F_SETFD, _TIOCSCTTY, _AT_FDCWD, _O_WRONLY = 1, 2, 0x540E, -100, 1
+_TIOCSCTTY, _AT_FDCWD, _O_WRONLY, _SAME = 0x540E, -100, 1, -1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _CHDIR, _USER, _EXEC = 1, 2, 3  # tags of what can fail by the pod's own fault
@@ -78,19 +78,20 @@ def start_program(
     env = dict(env)
     env.setdefault("PATH", PATH)
     todo = Launcher()
-    todo.hello()
-    todo.call("fcntl", REPORT_FD, _F_SETFD, _FD_CLOEXEC)
     if stdio:
         for fd, wanted in ((STDIN_FD, 0), (STDOUT_FD, 1), (STDERR_FD, 2)):
             todo.call("dup3", fd, wanted, 0)
-        for fd in (STDIN_FD, STDOUT_FD, STDERR_FD):
-            todo.call("close", fd, on_error=IGNORE)
+            todo.call("close", fd)
     todo.call("close", PROGRAM_FD, on_error=IGNORE)
-    todo.call("close", 10, on_error=IGNORE)  # apptainer's /dev/null, where there is no close_range
-    todo.call("close_range", 3, REPORT_FD - 1, 0, on_error=IGNORE)
+    for fd in range(3, 64):  # what apptainer left open; close_range is younger than some kernels
+        todo.call("close", fd, on_error=IGNORE)
+    todo.hello()
     todo.call("setsid", on_error=IGNORE)
     if tty:
         todo.call("ioctl", 0, _TIOCSCTTY, 0, on_error=IGNORE)
+    for fd in (0, 1, 2):
+        # so that /dev/stdout can be opened again; not a node's file, for which it is refused
+        todo.call("fchown", fd, security["uid"], _SAME, on_error=IGNORE)
     todo.call("umask", 0o022)
     if fresh:
         # a read-only root has apptainer's passwd and group over the image's

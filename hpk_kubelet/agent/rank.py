@@ -6,15 +6,13 @@ ranks share, and runs as the user under the user's own number: PMIx compares it.
 
 import os
 import signal
-import struct
 from typing import Any, Dict
 
 from .container import Process, StartError
 from .journal import note
-from .launcher import RECORD
 from .namespaces import NamespaceError
 from .program import read_outcome
-from .runs import exit_code
+from .runs import Report, exit_code
 from .setup import PodSetup
 from .volumes import VolumeError
 
@@ -43,15 +41,11 @@ def run_rank(plan: Dict[str, Any], pod_dir: str, name: str) -> int:
 
 def _attend(process: Process, container: Dict[str, Any]) -> int:
     """Waits for the container's end, passing signals on."""
-    records, pid = [], 0
-    while True:
-        data, ancillary, _, _ = process.report.recvmsg(RECORD.size, 128)
-        if not data:
-            break
-        records.append(data)
-        if not pid and ancillary:
-            pid = struct.unpack("iII", ancillary[0][2][:12])[0]
-    outcome = read_outcome(records, pid, container["argv"][0], container["workingDir"])
+    report = Report(process.report)
+    while report.read():
+        pass
+    pid = report.pid
+    outcome = read_outcome(report.records, pid, container["argv"][0], container["workingDir"])
 
     def forward(number: int, _: object) -> None:
         try:

@@ -5,10 +5,12 @@ import os
 import socket
 import struct
 import termios
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 from .fds import readable
 from .launcher import RECORD
+
+SCM_CREDENTIALS = 2  # socket.SCM_CREDENTIALS is missing on some builds
 
 
 def resize(terminal: int, width: int, height: int) -> None:
@@ -22,24 +24,66 @@ def exit_code(status: int) -> int:
     return os.WEXITSTATUS(status)
 
 
-async def report(sock: socket.socket) -> Tuple[List[bytes], int]:
-    """What a launcher says until it executes the program or ends, and its process id as this
-    process sees it (0: it never ran)."""
-    sock.setblocking(False)
-    records: List[bytes] = []
-    pid = 0
-    while True:
-        await readable(sock.fileno())
+class Report:
+    """Reads what a launcher reports (see launcher.py), from non-blocking or blocking descriptors."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket: Optional[socket.socket] = sock
+        self._pipe = -1
+        self.records: List[bytes] = []
+        self.pid = 0  # as this process sees it; 0: the launcher never ran
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        if self._pipe >= 0:
+            return self._pipe
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def read(self) -> bool:
+        """Takes what there is; False at the end, when everything is closed."""
+        if self._pipe >= 0:
+            data = os.read(self._pipe, RECORD.size)
+        else:
+            data = self._receive()
+        if data:
+            self.records.append(data)
+            return True
+        self.close()
+        return False
+
+    def _receive(self) -> bytes:
+        assert self._socket is not None
         try:
-            data, ancillary, _, _ = sock.recvmsg(RECORD.size, 128)
-        except BlockingIOError:
-            continue
-        except OSError:
-            break
-        if not data:
-            break
-        records.append(data)
-        if not pid and ancillary:
-            pid = struct.unpack("iII", ancillary[0][2][:12])[0]
-    sock.close()
-    return records, pid
+            data, ancillary, _, _ = self._socket.recvmsg(RECORD.size, 256)
+        except ConnectionError:
+            return b""
+        for _, kind, content in ancillary:
+            if kind == SCM_CREDENTIALS:
+                self.pid = struct.unpack("iII", content[:12])[0]
+            elif kind == socket.SCM_RIGHTS:
+                self._pipe = struct.unpack("i", content[:4])[0]
+        if self._pipe >= 0:
+            self._socket.close()
+            self._socket = None
+        return data
+
+    def close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        if self._socket is not None:
+            self._socket.close()
+        self._pipe, self._socket = -1, None
+
+
+async def report(sock: socket.socket) -> Tuple[List[bytes], int]:
+    """What a launcher says until it executes the program or ends, and its process id (0: it never
+    ran)."""
+    source = Report(sock)
+    try:
+        while True:
+            await readable(source.fileno())
+            if not source.read():
+                return source.records, source.pid
+    finally:
+        source.close()

@@ -76,6 +76,7 @@ class PodSetup:
             apptainer=find_apptainer(),
             mapping=mapping,
             scratch=self.scratch,
+            ptmx=os.path.join(self.dev, "pts", "ptmx"),
             gpus=plan.get("gpus"),
             fields={
                 "podIP": self.host_ip,
@@ -146,7 +147,7 @@ class PodSetup:
         ]  # fmt: skip
         # what srun passes on to the ranks is the job's own environment
         env = {name: value for name, value in job.items() if name != "SLURM_EXPORT_ENV"}
-        return self.outside.spawn(argv, env, open_streams(False, False))
+        return self.outside.spawn(argv, env, open_streams("", False))
 
     def start_rank(self, container: Dict[str, Any]) -> Process:
         """Starts this rank's container; it has this process's standard streams."""
