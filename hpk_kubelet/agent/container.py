@@ -8,7 +8,7 @@ import struct
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence
 
 from . import syscalls
-from .launcher import PROGRAM_FD, REPORT_FD
+from .launcher import PROGRAM_FD, REPORT_FD, sealed
 from .namespaces import PATH, Mapping, find_program
 from .program import STDERR_FD, STDIN_FD, STDOUT_FD, start_program
 
@@ -157,15 +157,6 @@ def open_streams(tty: str, stdin: bool) -> Ends:
     return Ends(Streams(our_in, our_out, our_err), Streams(their_in, their_out, their_err))
 
 
-def sealed(program: bytes) -> int:
-    """The launcher as a file that exists in memory alone."""
-    fd = os.memfd_create("start", os.MFD_CLOEXEC)
-    view = memoryview(program)
-    while view:
-        view = view[os.write(fd, view) :]
-    return fd
-
-
 def fork_program(
     program: bytes,
     ends: Ends,
@@ -187,7 +178,7 @@ def fork_program(
         return Process(pid, ends.ours, report, complaints)
     try:
         syscalls.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() not in (0, parent):  # 0: it is outside this child's PID namespace
             os._exit(1)  # it died before it could be watched
         with open("/proc/self/oom_score_adj", "w") as f:
             f.write(OOM_SCORE)
@@ -239,6 +230,16 @@ class NodeRuntime(NamedTuple):
     job: Dict[str, str]  # the job's environment
 
 
+def see_own_processes() -> None:
+    """/proc becomes that of the pod's PID namespace, in which this child lives: apptainer looks
+    its own process up there."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount(
+        "proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    )
+
+
 def find_apptainer() -> str:
     """apptainer, or the SingularityCE that takes the same words."""
     for name in ("apptainer", "singularity"):
@@ -258,6 +259,7 @@ def spawn(
     writable_layer: Optional[str],
     *,
     keep_groups: bool = False,
+    own_pid_namespace: bool = True,
     rank: bool = False,
 ) -> Process:
     """Forks apptainer for one run of a container. `keep_groups`: see start_program. `rank`: an MPI
@@ -281,8 +283,9 @@ def spawn(
         keep_groups=keep_groups,
     )
     argv = apptainer_argv(
-        runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts, gpus=runtime.gpus
-    )
+        runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts,
+        gpus=runtime.gpus, own_pid_namespace=own_pid_namespace,
+    )  # fmt: skip
     env = apptainer_environment(runtime.scratch)
     if rank:
         ends = Ends(Streams(-1, -1, -1), Streams(os.dup(0), os.dup(1), os.dup(2)))
@@ -292,4 +295,4 @@ def spawn(
     def execute() -> NoReturn:
         os.execve(argv[0], argv, env)
 
-    return fork_program(program, ends, lambda: None, execute)
+    return fork_program(program, ends, see_own_processes, execute)

@@ -1,21 +1,28 @@
-"""The pod's own namespaces, made by the agent for itself: user, mount, IPC and UTS.
+"""The pod's own namespaces, made by the agent for itself: user, mount, IPC and UTS, and a PID
+namespace for its children.
 
-The network is the host's; a pod network joins here. Every container has a PID namespace of its
-own (apptainer makes it), so that none sees or signals the agent. Inside the user namespace the
-user is root, which is nothing outside of it, and may mount and become any mapped user.
+The network is the host's; a pod network joins here. Inside the user namespace the user is root,
+which is nothing outside of it, and may mount and become any mapped user. Everything of the pod
+lives in the PID namespace, and a process that only waits is its init: when the agent dies, so does
+the init, and the kernel kills the rest. In it every container has a PID namespace of its own
+(apptainer makes it) unless the pod shares one, so that none sees or signals another. The agent
+itself stays outside, where nothing of the pod can signal it; it can start no threads from then on.
 """
 
 import os
+import platform
+import signal
 import socket
 from typing import List, NamedTuple, Optional, Tuple
 
 from . import syscalls
+from .launcher import IGNORE, Launcher, sealed
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class NamespaceError(Exception):
-    """The node does not let the user make namespaces; the text says what an administrator can do."""
+    """The node lets the user make no namespaces; the text says what an administrator can do."""
 
 
 class Mapping(NamedTuple):
@@ -66,7 +73,7 @@ def enter(hostname: str, rank: bool = False) -> Mapping:
     An MPI rank keeps the node's IPC, too, and needs no other ids than its own."""
     uid, gid = os.getuid(), os.getgid()
     helper = None if rank else _Mapper.prepare(uid, gid)
-    flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS
+    flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
     if not rank:
         flags |= syscalls.CLONE_NEWIPC
     if hostname:
@@ -75,8 +82,8 @@ def enter(hostname: str, rank: bool = False) -> Mapping:
         syscalls.unshare(flags)
     except OSError as e:
         raise NamespaceError(
-            "node %s does not let users make user namespaces (%s); an administrator can allow them"
-            " with the sysctls user.max_user_namespaces and kernel.unprivileged_userns_clone"
+            "node %s does not let users make user namespaces (%s); an administrator can allow"
+            " them with the sysctls user.max_user_namespaces and kernel.unprivileged_userns_clone"
             % (socket.gethostname(), e.strerror)
         ) from None
     mapping = helper.run() if helper else None
@@ -89,7 +96,30 @@ def enter(hostname: str, rank: bool = False) -> Mapping:
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
     if hostname:
         socket.sethostname(hostname)
+    _start_init()
     return mapping
+
+
+def _start_init() -> None:
+    """The first child after the PID namespace was made: its init. It ends with this process."""
+    todo = Launcher()
+    todo.call("prctl", syscalls.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for _ in range(8):  # waits for ever: no signal that it handles can end it
+        todo.call("ppoll", 0, 0, 0, 0, 0, on_error=IGNORE)
+    memory = sealed(todo.program(platform.machine()))
+    if os.fork() == 0:
+        try:
+            syscalls.die_with_parent(signal.SIGKILL)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans' ends are nobody's business
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            os.setsid()
+            os.execve(memory, ["pause"], {})
+        finally:
+            os._exit(1)
+    os.close(memory)
 
 
 def _write(path: str, text: str) -> None:
@@ -125,7 +155,8 @@ class _Mapper:
             if not os.read(wait, 1):
                 os._exit(1)
             children = [os.posix_spawn(argv[0], argv, os.environ) for argv in commands]
-            os._exit(int(any([os.waitpid(child, 0)[1] for child in children])))
+            failed = [child for child in children if os.waitpid(child, 0)[1]]
+            os._exit(int(bool(failed)))
         finally:
             os._exit(1)
 

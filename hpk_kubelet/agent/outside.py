@@ -11,8 +11,8 @@ import socket
 from typing import Dict, List, Tuple
 
 from . import syscalls
-from .container import Ends, Process, sealed
-from .launcher import HELLO, RECORD
+from .container import Ends, Process
+from .launcher import HELLO, RECORD, sealed
 
 
 class Outside:

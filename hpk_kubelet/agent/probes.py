@@ -85,6 +85,8 @@ async def _results(  # type: ignore[no-untyped-def]
     while True:
         begun = time.monotonic()
         passed, output = await probe_once(runner, probe)
+        if not passed and not runner.alive():
+            return  # it failed because the container was ending
         if not passed:
             runner.event("Warning", "Unhealthy", "%s probe failed: %s" % (_NAMES[kind], output))
         yield threshold.add(passed)

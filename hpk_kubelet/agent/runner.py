@@ -304,6 +304,10 @@ class Runner:
     def event(self, kind: str, reason: str, message: str) -> None:
         self.pod.event(kind, reason, message, self.name, self.init)
 
+    def alive(self) -> bool:
+        """Whether the container's first process is there and no zombie."""
+        return bool(self.pid) and os.path.exists("/proc/%d/root/." % self.pid)
+
     def signal(self, number: int) -> None:
         """To the container's first process, or to what is about to make it."""
         if self._exited is None or self._exited.done() or self.run is None:

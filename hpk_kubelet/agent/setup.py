@@ -131,6 +131,7 @@ class PodSetup:
                 self.plan["volumes"][mount["volume"]]["kind"] == "hostPath"
                 for mount in container["mounts"]
             ),
+            own_pid_namespace=not self.plan["shareProcessNamespace"],
         )  # fmt: skip
         return Run(process, number, folder, log, time.time())
 

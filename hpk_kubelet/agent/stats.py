@@ -16,7 +16,7 @@ def pod_stats(pod: "Pod") -> Dict[str, Any]:
     for name, runner in pod.runners.items():
         if runner.pid:
             try:
-                spaces[os.readlink("/proc/%d/ns/pid" % runner.pid)] = name
+                spaces[os.readlink("/proc/%d/ns/mnt" % runner.pid)] = name
             except OSError:
                 continue
             containers[name] = {"cpuSeconds": 0.0, "memoryBytes": 0, "processes": 0}
@@ -25,7 +25,7 @@ def pod_stats(pod: "Pod") -> Dict[str, Any]:
         if not pid.isdigit():
             continue
         try:
-            name = spaces[os.readlink("/proc/%s/ns/pid" % pid)]
+            name = spaces[os.readlink("/proc/%s/ns/mnt" % pid)]
             with open("/proc/%s/stat" % pid) as f:
                 fields = f.read().rpartition(")")[2].split()
         except (OSError, KeyError):
