@@ -25,10 +25,15 @@ MAX_EVENTS = 500  # told again after a reconnection: the newest ones
 Channel = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+def read_address(path: str) -> Dict[str, Any]:
+    with open(path, encoding="utf-8") as f:
+        address: Dict[str, Any] = json.load(f)
+    return address
+
+
 async def dial(agent: Dict[str, Any]) -> Channel:
     """Connects to where the kubelet is now; OSError (ssl's included) or ValueError if it fails."""
-    with open(agent["kubelet"], encoding="utf-8") as f:
-        address = json.load(f)
+    address = read_address(agent["kubelet"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(agent["ca"])
     host = resolved(address["host"])
@@ -141,13 +146,13 @@ class Connection:
         finally:
             streams.close()
 
-    async def deliver(self, timeout: float) -> None:
+    async def deliver(self, patience: float) -> None:
         """Gives the last state to a kubelet that is there, or about to be."""
         if self._writer is None and not self._dialling:
             return
         with contextlib.suppress(asyncio.TimeoutError, OSError):
-            await asyncio.wait_for(self._told.wait(), timeout)
+            await asyncio.wait_for(self._told.wait(), patience)
             if self._writer is not None:
                 writer = self._writer
                 writer.close()  # what was written is sent first
-                await asyncio.wait_for(writer.wait_closed(), timeout)
+                await asyncio.wait_for(writer.wait_closed(), patience)

@@ -74,7 +74,7 @@ def apptainer_argv(
         if mount.read_only:
             fields.append("ro")
         argv += ["--mount", ",".join(csv_field(field) for field in fields)]
-    return argv + [rootfs, "/proc/self/fd/%d" % PROGRAM_FD]
+    return [*argv, rootfs, "/proc/self/fd/%d" % PROGRAM_FD]
 
 
 def complete(late: Sequence[str], fields: Dict[str, str]) -> str:

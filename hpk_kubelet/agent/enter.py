@@ -1,6 +1,7 @@
 """Runs a command inside a running container: exec, probes and hooks."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, List, NoReturn
@@ -125,10 +126,8 @@ class Execution:
             raise ExecError(outcome.failed)
         if not outcome.pid:
             words = b""
-            try:
+            with contextlib.suppress(BlockingIOError):
                 words = os.read(self.process.complaints, 4096)
-            except OSError:
-                pass
             raise ExecError(
                 'container "%s" can\'t be entered: %s'
                 % (self._runner.name, words.decode(errors="replace").strip())

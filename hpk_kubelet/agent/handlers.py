@@ -32,7 +32,7 @@ async def run_hook(hook: Dict[str, Any], runner: "Runner") -> None:
                 % (" ".join(hook["exec"].get("command", [])), code, output)
             )
     elif "httpGet" in hook:
-        status, body = await http_get(hook["httpGet"], runner)
+        status, _ = await http_get(hook["httpGet"], runner)
         if not 200 <= status < 400:
             raise HookError("HTTP probe failed with statuscode: %d" % status)
     elif "sleep" in hook:

@@ -65,22 +65,24 @@ _AARCH64 = bytes.fromhex(
 
 # <asm/unistd_64.h> and <asm-generic/unistd.h>
 _CALLS_X86_64 = {
-    "write": 1, "close": 3, "ioctl": 16, "sendmsg": 46, "execve": 59, "fcntl": 72, "chdir": 80, "fchown": 93, "umask": 95,
-    "setsid": 112, "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126,
+    "write": 1, "close": 3, "ioctl": 16, "sendmsg": 46, "execve": 59, "chdir": 80, "fchown": 93,
+    "umask": 95, "setsid": 112, "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126,
     "prctl": 157, "umount2": 166, "exit_group": 231, "openat": 257, "mkdirat": 258,
     "ppoll": 271, "unshare": 272, "dup3": 292, "pipe2": 293,
 }  # fmt: skip
 _CALLS_AARCH64 = {
-    "dup3": 24, "fcntl": 25, "ioctl": 29, "mkdirat": 34, "umount2": 39, "chdir": 49, "fchown": 55, "openat": 56,
-    "close": 57, "write": 64, "capset": 91, "exit_group": 94, "unshare": 97, "setresuid": 147,
-    "setresgid": 149, "setsid": 157, "setgroups": 159, "umask": 166, "prctl": 167, "ppoll": 73,
-    "execve": 221, "pipe2": 59, "sendmsg": 211,
+    "dup3": 24, "ioctl": 29, "mkdirat": 34, "umount2": 39, "chdir": 49, "fchown": 55,
+    "openat": 56, "close": 57, "pipe2": 59, "write": 64, "ppoll": 73, "capset": 91,
+    "exit_group": 94, "unshare": 97, "setresuid": 147, "setresgid": 149, "setsid": 157,
+    "setgroups": 159, "umask": 166, "prctl": 167, "sendmsg": 211, "execve": 221,
 }  # fmt: skip
 
 _MACHINES: Dict[str, Tuple[int, bytes, Dict[str, int]]] = {
     "x86_64": (62, _X86_64, _CALLS_X86_64),
     "aarch64": (183, _AARCH64, _CALLS_AARCH64),
 }
+
+MACHINES = tuple(_MACHINES)
 
 Argument = Union[int, str, bytes, Sequence[Any]]
 """A number, a text (a pointer to its bytes and a zero) or a list of arguments (a pointer to as many
@@ -117,9 +119,9 @@ class Launcher:
         self.call("close", writing)
 
     def program(self, machine: str) -> bytes:
-        """The ELF file; KeyError for a machine this module has no code for."""
+        """The ELF file for one of MACHINES."""
         number, code, calls = _MACHINES[machine]
-        entries = self._calls + [_Call("exit_group", (127,), IGNORE, 0)]
+        entries = [*self._calls, _Call("exit_group", (127,), IGNORE, 0)]
         heap = bytearray()
         heap_at = _DATA + len(entries) * _ENTRY.size
 

@@ -62,6 +62,7 @@ def main(argv: List[str]) -> int:
             from .refresh import refreshed
 
             starting.plan = refreshed(starting)
+            signal.signal(signal.SIGTERM, terminated)  # the event loop took it away
         start(starting)
         from .supervise import supervise
 

@@ -16,7 +16,7 @@ import socket
 from typing import List, NamedTuple, Optional, Tuple
 
 from . import syscalls
-from .launcher import IGNORE, Launcher, sealed
+from .launcher import IGNORE, MACHINES, Launcher, sealed
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -102,6 +102,10 @@ def enter(hostname: str, rank: bool = False) -> Mapping:
 
 def _start_init() -> None:
     """The first child after the PID namespace was made: its init. It ends with this process."""
+    if platform.machine() not in MACHINES:
+        raise NamespaceError(
+            "HPK's agent runs on %s; this node is %s" % (" and ".join(MACHINES), platform.machine())
+        )
     todo = Launcher()
     todo.call("prctl", syscalls.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for _ in range(8):  # waits for ever: no signal that it handles can end it

@@ -69,19 +69,17 @@ def start_program(
     fresh: bool,
     mounted: Sequence[str] = (),
     keep_groups: bool = False,
-    stdio: bool = True,
 ) -> bytes:
-    """The launcher's executable. `stdio`: the program's standard streams are on STDIN_FD and its
-    two followers (False: those the launcher got are right). `fresh`: the container was just made (its working
-    directory is made as well), with mounts of the pod's at `mounted`. `keep_groups`: the user's own
-    supplementary groups stay, which files of the node (hostPath) may need."""
+    """The launcher's executable. The program's standard streams are on STDIN_FD and its two
+    followers. `fresh`: the container was just made, with mounts of the pod's at `mounted`; its
+    working directory is made as well. `keep_groups`: the user's own supplementary groups stay,
+    which files of the node (hostPath) may need."""
     env = dict(env)
     env.setdefault("PATH", PATH)
     todo = Launcher()
-    if stdio:
-        for fd, wanted in ((STDIN_FD, 0), (STDOUT_FD, 1), (STDERR_FD, 2)):
-            todo.call("dup3", fd, wanted, 0)
-            todo.call("close", fd)
+    for fd, wanted in ((STDIN_FD, 0), (STDOUT_FD, 1), (STDERR_FD, 2)):
+        todo.call("dup3", fd, wanted, 0)
+        todo.call("close", fd)
     todo.call("close", PROGRAM_FD, on_error=IGNORE)
     for fd in range(3, 64):  # what apptainer left open; close_range is younger than some kernels
         todo.call("close", fd, on_error=IGNORE)

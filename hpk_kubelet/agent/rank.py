@@ -4,6 +4,7 @@ Each rank has namespaces of its own but sees the node's /tmp and /dev/shm, where
 ranks share, and runs as the user under the user's own number: PMIx compares it.
 """
 
+import contextlib
 import os
 import signal
 from typing import Any, Dict
@@ -48,10 +49,8 @@ def _attend(process: Process, container: Dict[str, Any]) -> int:
     outcome = read_outcome(report.records, pid, container["argv"][0], container["workingDir"])
 
     def forward(number: int, _: object) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid or process.pid, number)
-        except ProcessLookupError:
-            pass
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict
 
@@ -31,6 +32,15 @@ def refreshed(starting: "Starting") -> Dict[str, Any]:
 async def _refreshed(starting: "Starting") -> Dict[str, Any]:
     delay = RETRY
     said = ""
+    stop = asyncio.Event()
+
+    def terminated() -> None:
+        starting.terminated = True
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated)
+    if starting.terminated:
+        stop.set()
     while not starting.terminated:
         try:
             return await asyncio.wait_for(_ask(starting), ANSWER_TIMEOUT)
@@ -40,9 +50,8 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
                 said = words
                 note("the plan waited in the queue and needs a fresh one: %s" % words)
                 starting.journal.write(waiting_state(starting.plan, words), [])
-        until = time.monotonic() + delay
-        while time.monotonic() < until and not starting.terminated:
-            await asyncio.sleep(0.1)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), delay)
         delay = min(delay * 2, LONGEST_RETRY)
     return starting.plan
 

@@ -25,7 +25,7 @@ def exit_code(status: int) -> int:
 
 
 class Report:
-    """Reads what a launcher reports (see launcher.py), from non-blocking or blocking descriptors."""
+    """Reads what a launcher reports (see launcher.py)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket: Optional[socket.socket] = sock
@@ -42,10 +42,7 @@ class Report:
 
     def read(self) -> bool:
         """Takes what there is; False at the end, when everything is closed."""
-        if self._pipe >= 0:
-            data = os.read(self._pipe, RECORD.size)
-        else:
-            data = self._receive()
+        data = os.read(self._pipe, RECORD.size) if self._pipe >= 0 else self._receive()
         if data:
             self.records.append(data)
             return True

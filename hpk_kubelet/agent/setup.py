@@ -5,6 +5,7 @@ even imported.
 """
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -21,6 +22,7 @@ from .outside import Outside
 from .volumes import container_mounts, hosts_file, inside, prepare_volume
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
+STALE = 60.0  # seconds: younger directories may just be about to be locked
 
 
 class Run(NamedTuple):
@@ -56,7 +58,7 @@ class PodSetup:
         base = plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
         agents = os.path.join(base, "hpk-%d-%s" % (self.uid, self.job_id))
         self.scratch = agents + "." + rank if rank else agents
-        make_scratch(self.scratch)
+        self._lock = make_scratch(self.scratch)
         # ranks on other nodes see only what is on the shared file system
         self._volumes = os.path.join(agents, "volumes")
         self._shared_volumes = self._mpi and int(job.get("SLURM_JOB_NUM_NODES") or 1) > 1
@@ -142,10 +144,8 @@ class PodSetup:
             raise StartError("CreateContainerError", "srun is not on the PATH of this node")
         job = self.runtime.job
         argv = srun_argv(srun, container["mpi"], job)
-        argv += [
-            os.readlink("/proc/self/exe"), "-I", "-S", os.path.abspath(sys.argv[0]), "--rank", self.pod_dir,
-            container["name"],
-        ]  # fmt: skip
+        python, agent = os.readlink("/proc/self/exe"), os.path.abspath(sys.argv[0])
+        argv += [python, "-I", "-S", agent, "--rank", self.pod_dir, container["name"]]
         # what srun passes on to the ranks is the job's own environment
         env = {name: value for name, value in job.items() if name != "SLURM_EXPORT_ENV"}
         return self.outside.spawn(argv, env, open_streams("", False))
@@ -222,6 +222,7 @@ class PodSetup:
             syscalls.umount(self.mounts, syscalls.MNT_DETACH)
             os.rmdir(self.mounts)
             remove_tree(self.scratch)
+            sweep(self.scratch)
             if self._shared_volumes and self.outside and os.path.isdir(self._volumes):
                 remove_tree(self._volumes)
         except OSError as e:
@@ -249,8 +250,9 @@ def node_directories(job: Dict[str, str]) -> List[str]:
     return paths
 
 
-def make_scratch(path: str) -> None:
-    """A fresh private directory on this node."""
+def make_scratch(path: str) -> int:
+    """A fresh private directory on this node; a lock on it, held as long as the descriptor that is
+    answered, says that it is in use."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         os.mkdir(path, 0o700)
@@ -261,6 +263,36 @@ def make_scratch(path: str) -> None:
             raise
         remove_tree(path)
         os.mkdir(path, 0o700)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def sweep(scratch: str) -> None:
+    """Removes what agents that were killed left beside this one's directory."""
+    base, own = os.path.split(scratch)
+    prefix = own[: own.rindex("-") + 1]
+    for name in os.listdir(base):
+        path = os.path.join(base, name)
+        try:
+            found = os.lstat(path)
+            if (
+                not name.startswith(prefix)
+                or found.st_uid != os.getuid()
+                or not stat.S_ISDIR(found.st_mode)
+                or time.time() - found.st_mtime < STALE
+            ):
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(path)
+            finally:
+                os.close(lock)
+        except BlockingIOError:
+            continue  # in use
+        except OSError as e:
+            note("%s, left by another job, could not be removed: %s" % (path, e))
 
 
 def remove_tree(path: str) -> None:

@@ -206,12 +206,15 @@ async def _attach(stream: Stream, message: Dict[str, Any], pod: "Pod") -> None:
         waiting += len(data)
         if waiting > MAX_ATTACH_BACKLOG:
             runner.listeners.discard(listen)
+            return
         backlog.put_nowait((wire.STDOUT if name == "stdout" else wire.STDERR, data))
 
     async def forward() -> None:
         nonlocal waiting
         while True:
             channel, data = await backlog.get()
+            if channel == wire.ERROR:
+                return
             await stream.send(channel, data)
             waiting -= len(data)
 
@@ -222,8 +225,8 @@ async def _attach(stream: Stream, message: Dict[str, Any], pod: "Pod") -> None:
     try:
         while runner.run is run:
             await runner.grown.wait()
-        while waiting and listen in runner.listeners:
-            await asyncio.sleep(0.01)
+        backlog.put_nowait((wire.ERROR, b""))  # the end
+        await tasks[0]
         stream.finish(wire.ERROR, success())
     finally:
         runner.listeners.discard(listen)
