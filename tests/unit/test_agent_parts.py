@@ -126,9 +126,9 @@ def test_subordinate_ranges() -> None:
 def test_empty_dirs(tmp_path: Path) -> None:
     folder, home = str(tmp_path / "v"), str(tmp_path / "home")
     path = prepare_volume("w", {"kind": "emptyDir"}, folder, home, None)
-    assert path == folder + "/w" and os.stat(path).st_mode & 0o7777 == 0o777
+    assert path == folder + "/w" and Path(path).stat().st_mode & 0o7777 == 0o777
     path = prepare_volume("g", {"kind": "emptyDir"}, folder, home, os.getgid())
-    assert os.stat(path).st_mode & 0o7777 == 0o2777
+    assert Path(path).stat().st_mode & 0o7777 == 0o2777
 
 
 def test_host_paths(tmp_path: Path) -> None:
@@ -145,14 +145,16 @@ def test_host_paths(tmp_path: Path) -> None:
     assert host(tmp_path / "new" / "dir", "DirectoryOrCreate")
     assert (tmp_path / "new" / "dir").is_dir()
     assert host(tmp_path / "newfile", "FileOrCreate") and (tmp_path / "newfile").is_file()
-    with pytest.raises(VolumeError, match="hostPath type check failed: .*/file is not a directory"):
+    with pytest.raises(
+        VolumeError, match=r"hostPath type check failed: .*/file is not a directory"
+    ):
         host(tmp_path / "file", "Directory")
     with pytest.raises(VolumeError, match="is not a socket"):
         host(tmp_path / "file", "Socket")
-    with pytest.raises(VolumeError, match='SetUp failed for volume "h" .*not a file'):
+    with pytest.raises(VolumeError, match=r'SetUp failed for volume "h" .*not a file'):
         host(tmp_path / "nothing", "File")
     for inside in (home, home / "pki", tmp_path / "link"):
-        with pytest.raises(VolumeError, match="HPK's own state"):
+        with pytest.raises(VolumeError, match=r"HPK's own state"):
             host(inside, "")
 
 
