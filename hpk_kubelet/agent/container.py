@@ -54,8 +54,7 @@ def apptainer_argv(
     gpus: Optional[str] = None,
     own_pid_namespace: bool = True,
 ) -> List[str]:
-    """The command line. `writable_layer`: a directory, "" for one in memory, None for a read-only
-    root. Nothing of the node is mounted but what `mounts` names."""
+    """The command line. `writable_layer`: a directory, None for a read-only root. Nothing of the node is mounted but what `mounts` names."""
     argv = [
         apptainer, "--quiet", "exec", "--contain", "--no-home", "--no-init", "--pwd", "/",
         "--no-mount", "dev,devpts,home,tmp,hostfs,bind-paths",
@@ -64,8 +63,6 @@ def apptainer_argv(
         argv.append("--pid")
     if writable_layer:
         argv += ["--overlay", writable_layer]
-    elif writable_layer == "":
-        argv.append("--writable-tmpfs")
     if gpus:
         argv.append("--nv" if gpus == "nvidia" else "--rocm")
     # a mount inside another one must come after it

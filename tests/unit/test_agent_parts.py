@@ -69,7 +69,7 @@ def test_a_read_only_root_has_no_layer_and_a_shared_pid_namespace_no_own() -> No
     argv = apptainer_argv(
         "apptainer", "/r", writable_layer=None, mounts=[], gpus="nvidia", own_pid_namespace=False
     )
-    assert not {"--overlay", "--writable-tmpfs", "--pid"} & set(argv)
+    assert not {"--overlay", "--pid"} & set(argv)
     assert "--nv" in argv
 
 
