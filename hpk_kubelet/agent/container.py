@@ -54,7 +54,8 @@ def apptainer_argv(
     gpus: Optional[str] = None,
     own_pid_namespace: bool = True,
 ) -> List[str]:
-    """The command line. `writable_layer`: a directory, None for a read-only root. Nothing of the node is mounted but what `mounts` names."""
+    """The command line. `writable_layer`: a directory, None for a read-only root. Nothing of
+    the node is mounted but what `mounts` names."""
     argv = [
         apptainer, "--quiet", "exec", "--contain", "--no-home", "--no-init", "--pwd", "/",
         "--no-mount", "dev,devpts,home,tmp,hostfs,bind-paths",
