@@ -87,6 +87,7 @@ class Pod(Facts):
         self._end_seen = 0.0
         self._finishing = 0.0
         self._deleted = False
+        self._told_seq = -1
         self.untold: list[AgentEvent] = []  # of the journal, read before the object was known
 
     def start(self) -> None:
@@ -128,6 +129,9 @@ class Pod(Facts):
         self.wake()
 
     def agent_event(self, event: AgentEvent) -> None:
+        if event["seq"] <= self._told_seq:
+            return  # by the connection, the journal or a hello before
+        self._told_seq = event["seq"]
         container = event.get("container", "")
         self.say(
             event["type"],

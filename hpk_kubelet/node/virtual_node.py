@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from hpk_kubelet.kube.client import MERGE, STRATEGIC, ApiError, Client, nodes, pods
@@ -56,10 +55,7 @@ class VirtualNode:
         self._status: Object = {}
         self._written = 0.0
         self._lock = asyncio.Lock()
-
-    @classmethod
-    async def make(cls, kubeconfig: Path, name: str, *args: Any, **kwargs: Any) -> VirtualNode:
-        return cls(name, args[0], await Client.from_kubeconfig(kubeconfig), *args[1:], **kwargs)
+        self._missed = False
 
     @property
     def allocatable(self) -> dict[str, str]:
@@ -140,8 +136,11 @@ class VirtualNode:
         self._written = time.monotonic()
 
     def _lease_result(self, error: ApiError | None) -> None:
-        if error is not None:
-            log.warning("heartbeat of node %s: %s", self.name, error)
+        if error is not None and not self._missed:
+            log.warning("no heartbeat of node %s: %s", self.name, error)
+        elif error is None and self._missed:
+            log.info("node %s has its heartbeat again", self.name)
+        self._missed = error is not None
 
     async def close(self) -> None:
         await self.client.close()
