@@ -290,10 +290,9 @@ class Pod(Facts):
             pod,
             site.config,
             cluster=self.kubelet.jobs.cluster,
-            partition=self.node.partition.name,
+            partition=self.node.partition,
             pod_dir=self.directory,
             agent_dir=self.kubelet.agent_dir,
-            longest_s=self.node.partition.max_time_s,
         )
 
     def _prepared(self, task: asyncio.Task[Prepared]) -> None:
