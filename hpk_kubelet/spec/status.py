@@ -74,11 +74,13 @@ def _phase(pod: Object, observed: Observed, statuses: dict[str, Object]) -> tupl
         if phase == "Succeeded" and _all_done(pod, observed):
             return "Succeeded", "", ""
         return "Failed", observed.ended.reason, observed.ended.message
-    if state and state["finished"]:
-        if state.get("reason"):
-            return "Failed", state.get("reason", ""), state.get("message", "")
-        if phase not in ("Succeeded", "Failed"):
-            return "Failed", "", ""  # ended before its containers could run
+    over = phase in ("Succeeded", "Failed")
+    # All containers may have ended a moment before the agent says that it is finished, and a phase
+    # that is final is never looked at again.
+    if state and state.get("reason") and (over or state["finished"]):
+        return "Failed", state.get("reason", ""), state.get("message", "")
+    if state and state["finished"] and not over:
+        return "Failed", "", ""  # ended before its containers could run
     return phase, "", ""
 
 
