@@ -7,9 +7,10 @@ from conftest import Namespace, eventually, pod
 
 
 def kill_kubelet(ns: Namespace, signal: str = "KILL") -> None:
-    """On whichever node the control job runs."""
+    """On whichever node the control job runs; waits for one that is being started again."""
     ns.user.sh(
-        f"srun --overlap --jobid=$(squeue --me -h -n hpk -o %i) pkill -{signal} -f '[h]pk kubelet$'"
+        f"until srun --overlap --jobid=$(squeue --me -h -n hpk -o %i) "
+        f"pkill -{signal} -f '[c]li kubelet$'; do sleep 0.2; done"
     )
 
 
