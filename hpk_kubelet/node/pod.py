@@ -88,6 +88,7 @@ class Pod(Facts):
         self._finishing = 0.0
         self._deleted = False
         self._told_seq = -1
+        self._ran = False
         self.untold: list[AgentEvent] = []  # of the journal, read before the object was known
 
     def start(self) -> None:
@@ -121,7 +122,8 @@ class Pod(Facts):
 
     def told(self, state: PodState, events: list[AgentEvent]) -> None:
         """The agent's, over its connection."""
-        if self.state is None and any("running" in c for c in state["containers"].values()):
+        if not self._ran and any("running" in c for c in state["containers"].values()):
+            self._ran = True
             crash_point(self.kubelet.site.paths.run, "started")
         self.state = state
         for event in events:
