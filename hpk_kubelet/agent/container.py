@@ -111,6 +111,9 @@ def container_env(
         for name, value in job.items():
             if name.startswith(("SLURM_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "UCX_", "OMPI_")):
                 env.setdefault(name, value)
+        # Ranks have user and PID namespaces of their own, in which the kernel's cross-memory
+        # attach can't name another rank: Open MPI crashes where it tries (seen with 5.0).
+        env.setdefault("OMPI_MCA_smsc", "^cma")
     return env
 
 
