@@ -41,7 +41,7 @@ from hpk_kubelet.volumes import TokenRequest
 
 log = logging.getLogger(__name__)
 
-_QUIET_START = 0.3  # a pod submitted sooner shows its first status when it is
+_QUIET = 0.25  # seconds for which a Pending status is held back: most are followed by a better one
 _LAST_WORD = 3.0  # seconds a network file system may take to show a journal's end
 _LOOK = 5.0  # between two looks into the journal of a pod whose agent is not connected
 _PULL_SHOWN = 3.0  # ErrImagePull is shown so long before it becomes ImagePullBackOff
@@ -81,7 +81,7 @@ class Pod(Facts):
         self._pulls = Backoff(10.0, 300.0)
         self._pull_failed = 0.0
         self._faults = Backoff(1.0, 60.0)
-        self._born = time.monotonic()
+        self._held = 0.0  # since when (time.monotonic()) a status waits to be written
         self._said_stop: tuple[object, int] | None = None
         self._termed = False
         self._end_seen = 0.0
@@ -237,19 +237,23 @@ class Pod(Facts):
         """Hands the status to the writer if it says something new; answers when to come back."""
         if self.pod is None:
             return 3600.0
-        young = time.monotonic() - self._born
-        if self.preparing and self.sent is None and young < _QUIET_START:
-            return _QUIET_START - young
+        now = time.monotonic()
         pause = 3600.0
         if self._pull_failed and not self.preparing:
-            shown = time.monotonic() - self._pull_failed
+            shown = now - self._pull_failed
             if shown >= _PULL_SHOWN:
                 self._back_off()
             else:
                 pause = _PULL_SHOWN - shown
         status = self.compute_status()
         before = self.sent if self.sent is not None else self.pod.get("status")
-        if not same_status(before, status):
+        if same_status(before, status):
+            self._held = 0.0
+        elif status["phase"] == "Pending" and now < (self._held or now) + _QUIET:
+            self._held = self._held or now
+            return min(pause, self._held + _QUIET - now)
+        else:
+            self._held = 0.0
             self.sent = status
             metadata = self.pod["metadata"]
             self.node.statuses.set(metadata["namespace"], metadata["name"], self.uid, status)
