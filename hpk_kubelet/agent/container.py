@@ -111,9 +111,10 @@ def container_env(
         for name, value in job.items():
             if name.startswith(("SLURM_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "UCX_", "OMPI_")):
                 env.setdefault(name, value)
-        # Ranks have user and PID namespaces of their own, in which the kernel's cross-memory
-        # attach can't name another rank: Open MPI crashes where it tries (seen with 5.0).
-        env.setdefault("OMPI_MCA_smsc", "^cma")
+        # Ranks have user and PID namespaces of their own, and Open MPI 5.0's transport through
+        # shared memory crashed between them, above all beside another job on the node; tcp is
+        # slower and right. A pod that knows better sets the variable itself.
+        env.setdefault("OMPI_MCA_btl", "^sm")
     return env
 
 
