@@ -51,9 +51,17 @@ class VirtualNode:
             field_selector=f"spec.nodeName={name}",
             on_change=lambda change: on_pod(self, change),
         )
+        self._itself = Reflector(
+            client,
+            nodes(),
+            field_selector=f"metadata.name={name}",
+            on_change=lambda change: self._deleted.set() if change.new is None else None,
+        )
+        self._deleted = asyncio.Event()
         self._max_pods = max_pods
         self._status: Object = {}
         self._written = 0.0
+        self._unreachable = ""
         self._lock = asyncio.Lock()
         self._missed = False
 
@@ -69,14 +77,31 @@ class VirtualNode:
             self.statuses.run(),
             self.events.run(),
             heartbeat(self.client, self.name, on_result=self._lease_result),
+            self._itself.run(),
+            self._stay(),
         ]
 
-    async def register(self, unreachable: str = "") -> None:
+    async def _stay(self) -> None:
+        """Registers the node again when somebody deletes it, before the garbage collector takes
+        its pods for orphans (40 s)."""
+        while True:
+            await self._deleted.wait()
+            self._deleted.clear()
+            log.warning("node %s was deleted from the API, registering it again", self.name)
+            try:
+                await self.register()
+            except ApiError as e:
+                log.warning("node %s: %s", self.name, e)
+                self._deleted.set()
+                await asyncio.sleep(1.0)
+
+    async def register(self, unreachable: str | None = None) -> None:
         """Makes the Node object, or brings one that is there up to date."""
         async with self._lock:
-            await self._register(unreachable)
+            await self._register(self._unreachable if unreachable is None else unreachable)
 
     async def _register(self, unreachable: str) -> None:
+        self._unreachable = unreachable
         own = labels(self.name, self.partition, self.host)
         body: Object = {
             "apiVersion": "v1",
@@ -110,7 +135,7 @@ class VirtualNode:
             relabel = labels(self.name, partition, self.host) != labels(
                 self.name, self.partition, self.host
             )
-            self.partition = partition
+            self.partition, self._unreachable = partition, unreachable
             if relabel:
                 await self._register(unreachable)
             else:
