@@ -197,9 +197,9 @@ def main() -> None:
             "# Benchmarks",
             "",
             "Made by `make bench` on a fresh sandbox (two compute nodes, Slurm 24.11 with its "
-            f"default scheduling settings), revision {version}, on {os.cpu_count()} cores shared by "
-            "the controller, both nodes and everything measured. Ratios are to the yardstick in the "
-            "same run.",
+            f"default scheduling settings), revision {version}, on {os.cpu_count()} cores shared "
+            "by the controller, both nodes and everything measured. Ratios are to the yardstick in "
+            "the same run.",
             "",
             start(image, rootfs, options.pairs),
             many(image, rootfs, options.pods),

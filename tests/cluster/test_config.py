@@ -181,5 +181,9 @@ def test_secrets_stay_out_of_slurms_sight(ns: Namespace, busybox: str) -> None:
     ).out
     assert "apptainer" in seen.lower()
     assert "xyzzy-secret" not in seen
-    loose = "find ~/.hpk -path '*/volumes' -prune -o ! -type l ! -path '*/agent/*' -perm /077 -print"
-    assert ns.user.sh(loose).out == "", "others are kept out of everything but by a closed directory"
+    loose = (
+        "find ~/.hpk -path '*/volumes' -prune -o ! -type l ! -path '*/agent/*' -perm /077 -print"
+    )
+    assert ns.user.sh(loose).out == "", (
+        "others are kept out of everything but by a closed directory"
+    )

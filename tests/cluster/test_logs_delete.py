@@ -44,6 +44,8 @@ def test_delete_gives_the_grace_that_was_asked_for(ns: Namespace, busybox: str) 
     eventually("its trap is set", lambda: "ready" in ns.logs("polite"))
     job = ns.job("polite")
     follow = ns.user.popen("kubectl", "-n", ns.name, "logs", "-f", "polite")
+    assert follow.stdout is not None
+    assert follow.stdout.readline() == "ready\n"
     started = time.monotonic()
     ns.kubectl("delete", "pod", "polite")
     assert time.monotonic() - started < 20, (
