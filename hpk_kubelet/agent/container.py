@@ -14,6 +14,9 @@ from .program import STDERR_FD, STDIN_FD, STDOUT_FD, start_program
 
 OOM_SCORE = "900"  # when memory runs out a container dies, never the agent (which stays at 0)
 
+RANK_VARIABLES = (
+    "SLURM_", "SLURMD_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "UCX_", "OMPI_",
+)  # fmt: skip
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
     "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
@@ -109,7 +112,7 @@ def container_env(
         env["LD_LIBRARY_PATH"] = libraries + (":" if libraries else "") + "/.singularity.d/libs"
     if container.get("mpi"):
         for name, value in job.items():
-            if name.startswith(("SLURM_", "PMIX_", "PMI_", "PMI2_", "PRTE_", "UCX_", "OMPI_")):
+            if name.startswith(RANK_VARIABLES):
                 env.setdefault(name, value)
         # Ranks have user and PID namespaces of their own, and Open MPI 5.0's transport through
         # shared memory crashed between them, above all beside another job on the node; tcp is

@@ -33,7 +33,11 @@ def test_the_same_cluster_after_an_end(ns: Namespace, busybox: str) -> None:
     assert ns.job_state(job) == "RUNNING", "pods go on without the control job"
     ns.user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
     ns.user.run("hpk", "status", "--wait", "120", timeout=150)
-    assert ns.logs("before") == "before\n"
+    # The node's status is the old one until the new kubelet has said where it listens.
+    eventually(
+        "the log of a pod that ended before",
+        lambda: ns.kubectl("logs", "before", check=False).out == "before\n",
+    )
     ns.wait_phase("lives", "Succeeded", timeout=90)
     assert ns.logs("lives") == "up\nend\n"
     assert ns.job("lives") == job
