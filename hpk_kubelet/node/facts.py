@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
+LOOK = 5.0  # seconds between two looks at a pod whose agent is not connected
 _SLACK_AGENT = 10.0  # seconds after the grace in which an agent may still be writing its last word
 _SLACK = 3.0
 

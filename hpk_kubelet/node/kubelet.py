@@ -22,6 +22,7 @@ from hpk_kubelet.node.pod import Pod
 from hpk_kubelet.node.prepare import Site
 from hpk_kubelet.node.store import PodDir, pod_dirs, write_file
 from hpk_kubelet.node.virtual_node import VirtualNode
+from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent, AgentServer
 from hpk_kubelet.slurm.backend import Backend, Cancel, Partition, UnreachableError
 from hpk_kubelet.spec.plan import AgentEvent, PodPlan, PodState
@@ -168,7 +169,7 @@ class Kubelet:
             return []
         return [s for s in self._services.values() if s["metadata"]["namespace"] == namespace]
 
-    def forget(self, pod: Pod) -> None:
+    def forget(self, pod: Worker) -> None:
         self._pods.pop(pod.uid, None)
         for key in [key for key, known in self._by_name.items() if known is pod]:
             del self._by_name[key]

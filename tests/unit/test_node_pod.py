@@ -17,6 +17,7 @@ from hpk_kubelet.images.errors import ImagePullError
 from hpk_kubelet.kube.reflector import Change
 from hpk_kubelet.node import kubelet as kubelet_module
 from hpk_kubelet.node import pod as pod_module
+from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.kubelet import Kubelet
 from hpk_kubelet.node.prepare import Prepared, PullFailed, Site
 from hpk_kubelet.slurm.backend import Job, Partition, SubmitError, UnreachableError
@@ -275,7 +276,7 @@ def journal(directory, *states):
 def live(tmp_path, monkeypatch):
     """Starts a life of the kubelet: `async with live(slurm, api) as world`."""
     monkeypatch.setattr(pod_module, "_QUIET", 0.0)
-    monkeypatch.setattr(pod_module, "_LAST_WORD", 0.1)
+    monkeypatch.setattr("hpk_kubelet.node.ending._LAST_WORD", 0.1)
     monkeypatch.setattr("hpk_kubelet.node.jobs._QUICK", 0.02)
     monkeypatch.setattr(kubelet_module, "Reflector", lambda *args: Reflected())
 
@@ -283,7 +284,7 @@ def live(tmp_path, monkeypatch):
     async def start(slurm, api):
         world = World(tmp_path, slurm, api)
         world.paths.run.mkdir(exist_ok=True)
-        monkeypatch.setattr(pod_module, "prepare", world.prepare)
+        monkeypatch.setattr("hpk_kubelet.node.starting.prepare", world.prepare)
         task = asyncio.create_task(world.kubelet.run({"host": "h", "port": 1}))
         try:
             yield world
@@ -451,7 +452,7 @@ async def test_an_image_that_fails_and_then_comes(live, monkeypatch):
         await world.until(lambda: "BackOff" in world.reasons())
         shown = [s["containerStatuses"][0]["state"]["waiting"]["reason"] for s in world.statuses]
         assert shown[-2:] == ["ErrImagePull", "ImagePullBackOff"]
-        world.pod._retries[pod_module.Action.PREPARE].until = 0
+        world.pod._retries[Action.PREPARE].until = 0
         world.pod.wake()
         await world.until(lambda: world.pod.job_id)
 

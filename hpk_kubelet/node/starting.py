@@ -1,0 +1,222 @@
+"""The way of a pod to its job: prepare, submit, adopt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from hpk_kubelet.errors import HPKError
+from hpk_kubelet.node.crash import crash_point
+from hpk_kubelet.node.decide import Action
+from hpk_kubelet.node.facts import Object
+from hpk_kubelet.node.prepare import Prepared, PullFailed, containers, prepare
+from hpk_kubelet.node.request import job_request
+from hpk_kubelet.node.worker import Worker
+from hpk_kubelet.slurm.backend import Submission, SubmitError
+from hpk_kubelet.slurm.script import JobRequest, render_script
+from hpk_kubelet.spec.annotations import mpi_words
+from hpk_kubelet.spec.errors import ConfigError
+from hpk_kubelet.spec.observed import Waiting
+from hpk_kubelet.spec.plan import Intent, PodPlan
+from hpk_kubelet.spec.unsupported import unsupported
+
+log = logging.getLogger(__name__)
+
+
+class Starting(Worker):
+    """Each step's answer is for how long there is nothing to do."""
+
+    async def _prepare(self) -> float:
+        assert self.pod is not None
+        pod = self.pod
+        try:
+            mpi = mpi_words(pod)
+            request = self._request(pod)
+        except HPKError as e:
+            return self._reject("SlurmRejected", str(e))
+        if not self._retries[Action.PREPARE].failures:
+            for entry in unsupported(pod):
+                self.say("Warning", entry.reason, entry.message)
+        self.preparing = True
+        self._preparation = asyncio.create_task(
+            prepare(
+                pod,
+                self.node,
+                self.kubelet.site,
+                self.directory_of,
+                start_time=self.start_time,
+                say=self.say,
+                mpi=mpi,
+                gpus=request.resources.gpu_kind,
+                script=render_script(request),
+                services=self.kubelet.services(pod["metadata"]["namespace"]),
+            )
+        )
+        self._preparation.add_done_callback(lambda _: self.wake())
+        return 3600.0
+
+    def _request(self, pod: Object) -> JobRequest:
+        site = self.kubelet.site
+        return job_request(
+            pod,
+            site.config,
+            cluster=self.kubelet.jobs.cluster,
+            partition=self.node.partition,
+            pod_dir=self.directory,
+            agent_dir=self.kubelet.agent_dir,
+        )
+
+    def _prepared(self, task: asyncio.Task[Prepared]) -> None:
+        """Takes the result of a preparation that has ended."""
+        self._preparation, self.preparing = None, False
+        retry = self._retries[Action.PREPARE]
+        now = time.monotonic()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            result = task.result()
+            self.plan, self._tokens, self.prepared = result.plan, result.tokens, True
+            self.container_waiting, self._pull_failed = {}, 0.0
+            retry.succeeded()
+            self._pulls.succeeded()
+        elif isinstance(error, PullFailed):
+            self._pulls_failed(error)
+            retry.until = now + self._pulls.failed(now)
+        elif isinstance(error, ConfigError):
+            self.say("Warning", *error.event, self._path_of(error.container))
+            if error.container:
+                self.container_waiting = {error.container: Waiting(error.reason, error.message)}
+            retry.failed(now)
+        elif isinstance(error, HPKError):
+            log.warning("pod %s: preparing: %s", self._label(), error)
+            self.say("Warning", "FailedPrepare", str(error))
+            retry.failed(now)
+        else:
+            retry.failed(now)
+            raise error
+
+    def _pulls_failed(self, error: PullFailed) -> None:
+        self._pull_failed = time.monotonic()
+        images = {c["name"]: c["image"] for c, _ in containers(self.object)}
+        self.container_waiting = {}
+        for name, failure in error.failures.items():
+            path = self._path_of(name)
+            if failure.reason == "InvalidImageName":
+                message = f'Failed to apply default image tag "{images[name]}": {failure}'
+                self.say("Warning", "InspectFailed", message, path)
+            elif failure.reason == "ErrImageNeverPull":
+                self.say("Warning", "ErrImageNeverPull", str(failure), path)
+            else:
+                message = f'Failed to pull image "{images[name]}": {failure}'
+                self.say("Warning", "Failed", message, path)
+            self.say("Warning", "Failed", f"Error: {failure.reason}", path)
+            self.container_waiting[name] = Waiting(failure.reason, str(failure))
+
+    def _back_off(self) -> None:
+        """The kubelet shows the error of a pull first, and then that it waits with the next."""
+        self._pull_failed = 0.0
+        images = {c["name"]: c["image"] for c, _ in containers(self.object)}
+        for name, shown in list(self.container_waiting.items()):
+            if shown.reason in ("ErrImagePull", "RegistryUnavailable"):
+                message = f'Back-off pulling image "{images[name]}"'
+                self.say("Normal", "BackOff", message, self._path_of(name))
+                self.say("Warning", "Failed", "Error: ImagePullBackOff", self._path_of(name))
+                message += f": {shown.reason}: {shown.message}"
+                self.container_waiting[name] = Waiting("ImagePullBackOff", message)
+
+    async def _abort(self) -> float:
+        if self._preparation is not None:
+            self._preparation.cancel()
+            await asyncio.gather(self._preparation, return_exceptions=True)
+        self._preparation, self.preparing = None, False
+        return 0.0
+
+    async def _submit(self) -> float:
+        assert self.pod is not None
+        if self.plan is None:
+            return await self._prepare()  # a crash, and the disk lost what was not synced
+        run = self.kubelet.site.paths.run
+        request = self._request(self.pod)
+        metadata = self.pod["metadata"]
+        intent = Intent(
+            uid=self.uid,
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            node=self.node.name,
+            partition=self.node.partition.name,
+            comment=request.comment,
+        )
+        await asyncio.to_thread(self.directory_of.write_intent, intent)
+        crash_point(run, "intent")
+        self.intent = intent
+        try:
+            answer = await self.kubelet.jobs.submit(Submission(request, self.directory_of.script))
+        except HPKError as e:
+            answer = SubmitError(str(e), transient=True)
+        crash_point(run, "submitted")
+        self.since = time.monotonic()
+        if isinstance(answer, str):
+            self._note(answer)
+            self._retries[Action.SUBMIT].succeeded()
+            self.kubelet.jobs.hurry(1.5)  # to know soon what it waits for
+            return 3600.0
+        if not answer.transient:
+            return self._reject("SlurmRejected", str(answer))
+        self.waiting = Waiting("SlurmSubmitFailed", str(answer))
+        self.say("Warning", "SlurmSubmitFailed", str(answer))
+        self.kubelet.jobs.hurry()
+        return self._retries[Action.SUBMIT].failed(self.since)
+
+    def _note(self, job_id: str) -> None:
+        assert self.intent is not None
+        self.intent = {**self.intent, "jobId": job_id}
+        self.directory_of.write_intent(self.intent, sync=False)
+        self.waiting = None
+        self.say(
+            "Normal",
+            "SlurmJobSubmitted",
+            f"Submitted as Slurm job {job_id} to partition {self.intent['partition']}",
+            once="submitted",
+        )
+        crash_point(self.kubelet.site.paths.run, "noted")
+
+    async def _adopt(self) -> float:
+        job = self.job()
+        job_id = self.state["jobId"] if self.state is not None else job.id if job else ""
+        if not job_id:
+            raise HPKError("neither Slurm nor the journal tells the pod's job any more")
+        log.info("pod %s is Slurm job %s, submitted before a crash", self._label(), job_id)
+        self._note(job_id)
+        return 0.0
+
+    def _reject(self, reason: str, words: str) -> float:
+        self.rejected = (reason, words)
+        self.say("Warning", reason, words)
+        return 0.0
+
+    async def new_plan(self) -> PodPlan:
+        """For an agent that waited long in the queue; HPKError says why there is none."""
+        if self.pod is None or self.plan is None:
+            raise HPKError("the pod is gone")
+        request = self._request(self.pod)
+        try:
+            result = await prepare(
+                self.pod,
+                self.node,
+                self.kubelet.site,
+                self.directory_of,
+                start_time=self.start_time,
+                say=lambda *_: None,
+                mpi=mpi_words(self.pod),
+                gpus=request.resources.gpu_kind,
+                script=None,
+                services=self.kubelet.services(self.pod["metadata"]["namespace"]),
+                agent_token=self.plan["agent"]["token"],
+            )
+        except ConfigError as e:
+            self.say("Warning", *e.event, self._path_of(e.container))
+            raise
+        self.plan, self._tokens = result.plan, result.tokens
+        return result.plan

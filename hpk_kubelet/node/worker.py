@@ -1,0 +1,104 @@
+"""What the steps of a pod's life share: who they ask, and what they remember between two looks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from hpk_kubelet.node.backoff import Backoff
+from hpk_kubelet.node.decide import Action
+from hpk_kubelet.node.facts import Facts, Object
+from hpk_kubelet.node.jobs import SlurmJobs
+from hpk_kubelet.node.objects import Token
+from hpk_kubelet.node.prepare import Prepared, Site
+from hpk_kubelet.spec.plan import AgentEvent
+from hpk_kubelet.volumes import TokenRequest
+
+REFRESH = (60.0, 90.0)  # seconds between two looks at a running pod's volumes
+
+
+class Kubelet(Protocol):
+    """What a pod needs of the whole."""
+
+    @property
+    def site(self) -> Site: ...
+    @property
+    def jobs(self) -> SlurmJobs: ...
+    @property
+    def agent_dir(self) -> Path: ...
+
+    def services(self, namespace: str) -> list[Object]: ...
+
+    def forget(self, pod: Worker) -> None: ...
+
+
+class Worker(Facts):
+    """Nothing that is remembered here is needed to go on after a crash."""
+
+    def attach(self, kubelet: Kubelet) -> None:
+        self.kubelet = kubelet
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._preparation: asyncio.Task[Prepared] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._tokens: Mapping[TokenRequest, Token] = {}
+        self._refresh_due = time.monotonic() + random.uniform(*REFRESH)
+        self._retries = {action: Backoff(1.0, 60.0) for action in Action}
+        self._pulls = Backoff(10.0, 300.0)
+        self._pull_failed = 0.0
+        self._faults = Backoff(1.0, 60.0)
+        self._held = 0.0  # since when (time.monotonic()) a status waits to be written
+        self._said_stop: tuple[object, int] | None = None
+        self._termed = False
+        self._end_seen = 0.0
+        self._finishing = 0.0
+        self._deleted = False
+        self._told_seq = -1
+        self._ran = False
+        self.untold: list[AgentEvent] = []  # of the journal, read before the object was known
+
+    def wake(self) -> None:
+        """Something has changed: look again."""
+        self._wake.set()
+
+    def _path_of(self, container: str | None) -> str:
+        return self.field_path(container) if container else ""
+
+    def _label(self) -> str:
+        if self.last is not None:
+            return f"{self.last['metadata']['namespace']}/{self.last['metadata']['name']}"
+        return f"{self.intent['namespace']}/{self.intent['name']}" if self.intent else self.uid
+
+    def agent_event(self, event: AgentEvent) -> None:
+        """Makes it an Event, unless it was told before."""
+        if event["seq"] <= self._told_seq:
+            return  # by the connection, the journal or a hello before
+        self._told_seq = event["seq"]
+        container = event.get("container", "")
+        self.say(
+            event["type"],
+            event["reason"],
+            event["message"],
+            self.field_path(container) if container and self.last else "",
+            once=f"{event['seq']:x}",
+            time=datetime.fromtimestamp(event["time"], UTC),
+        )
+
+    def _look(self) -> None:
+        """Into the journal of a pod whose agent is not connected."""
+        if self.agent is None and self.intent is not None:
+            self.untold += self.read_journal()
+        if self.untold and self.pod is not None:
+            events, self.untold = self.untold, []
+            if not _terminal(self.pod):  # else they were told when it ended
+                for event in events:
+                    self.agent_event(event)
+
+
+def _terminal(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
