@@ -11,7 +11,7 @@ import asyncio
 import datetime as dt
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,15 +19,13 @@ from aiohttp import web
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.server.agents import Agent
-from hpk_kubelet.server.log_options import LogOptions, log_state, parse_options
+from hpk_kubelet.server.log_options import log_state, parse_options
+from hpk_kubelet.server.pod_logs import LogFiles, pod_log
 from hpk_kubelet.server.proxy import proxy
 
 log = logging.getLogger(__name__)
 
 API_SERVER = "kube-apiserver-kubelet-client"
-
-LogFiles = Callable[[Path, str, LogOptions, Callable[[], bool]], AsyncIterator[bytes]]
-"""(pod's directory, container, options, whether the pod may still write) → the log as text."""
 
 
 class ServedPod(Protocol):
@@ -145,33 +143,12 @@ class KubeletServer:
         response.enable_chunked_encoding()
         await response.prepare(request)
         try:
-            async for part in self._log_parts(pod, container, options):
+            async for part in pod_log(pod, container, options, self._log_files):
                 await response.write(part)
         except ConnectionError:
             return response  # the reader has seen enough
         await response.write_eof()
         return response
-
-    async def _log_parts(
-        self, pod: ServedPod, container: str, options: LogOptions
-    ) -> AsyncIterator[bytes]:
-        """From the agent while it lives (a network file system shows its files late), else from
-        the files."""
-        agent = pod.agent
-        if agent is None:
-            async for part in self._log_files(
-                pod.directory, container, options, lambda: pod.running
-            ):
-                yield part
-            return
-        stream = agent.open("logs", **options.to_stream(container))
-        try:
-            while (received := await stream.receive()) is not None:
-                yield received[1]
-            if stream.error:
-                yield f"{stream.error}\n".encode()
-        finally:
-            stream.close()
 
     def _stream(self, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:

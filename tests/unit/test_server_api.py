@@ -13,6 +13,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.server.api import API_SERVER, KubeletServer, common_name, server_context
 from hpk_kubelet.server.log_files import read_files
 from hpk_kubelet.server.log_options import LogOptions, log_state, parse_options
+from hpk_kubelet.server.pod_logs import pod_log
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
@@ -285,3 +286,35 @@ async def test_pods_are_listed(kubelet):
     async with session().get("/runningpods/") as answer:
         listed = await answer.json()
     assert [p["metadata"]["name"] for p in listed["items"]] == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (LogOptions(follow=True), "line 0\nline 1\nline 2\nline 3\n"),
+        (LogOptions(follow=True, tail=1), "line 1\nline 2\nline 3\n"),
+        (LogOptions(limit=16), "line 0\nline 1\nli"),
+        (LogOptions(limit=14), "line 0\nline 1\n"),
+    ],
+)
+async def test_the_files_go_on_where_a_lost_agent_stopped(tmp_path, options, expected):
+    pod = Pod(tmp_path)
+    pod.agent = Agent()
+    told = [f"line {i}\n".encode() for i in range(2)][-(options.tail or 2) :]
+    folder = tmp_path / "logs" / "c"
+    folder.mkdir(parents=True)
+    (folder / "0.log").write_text(
+        "".join(f"2026-01-02T03:04:0{i}.000000000Z stdout F line {i}\n" for i in range(4))
+    )
+
+    def lose(kind, **arguments):
+        stream = Stream()
+        stream.error = "lost"
+        for text in told:
+            stream.queue.put_nowait((STDOUT, text))
+        stream.queue.put_nowait(None)
+        return stream
+
+    pod.agent.open = lose
+    parts = [part async for part in pod_log(pod, "c", options, read_files)]
+    assert b"".join(parts).decode() == expected
