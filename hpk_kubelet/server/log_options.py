@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpk_kubelet.agent.logs import timestamp
 from hpk_kubelet.errors import HPKError
 
 
@@ -30,7 +31,7 @@ class LogOptions:
             "follow": self.follow,
             "timestamps": self.timestamps,
             "tailLines": self.tail,
-            "sinceTime": self.since,
+            "sinceTime": None if self.since is None else timestamp(int(self.since * 1e9)),
             "limitBytes": self.limit,
         }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from hpk_kubelet.agent.logs import parse_time
 from hpk_kubelet.agent.wire import ERROR, STDIN, STDOUT
 from hpk_kubelet.controlplane.pki import Leaf, Pki, kubelet_server
 from hpk_kubelet.errors import HPKError
@@ -31,6 +32,11 @@ NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 )  # fmt: skip
 def test_log_options(query, expected):
     assert parse_options(query, NOW) == expected
+
+
+def test_the_agent_gets_a_time_it_can_read():
+    wanted = LogOptions(since=NOW.timestamp()).to_stream("c")["sinceTime"]
+    assert parse_time(wanted) == NOW.timestamp() * 1e9
 
 
 @pytest.mark.parametrize(
