@@ -1,7 +1,9 @@
 """The agent's event loop: the pod's life, its connection to the kubelet, and the end of the job."""
 
 import asyncio
+import os
 import signal
+import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,12 @@ async def _supervise(starting: "Starting") -> int:
 
     def terminated() -> None:
         note("the job was told to end: the pod's containers get %d s" % pod.grace)
-        pod.stop(pod.grace, "Terminated", "Slurm told the job to end")
+        # Slurm warns up to 30 s earlier than asked for (sbatch(1), --signal).
+        left = float(os.environ.get("SLURM_JOB_END_TIME") or "inf") - time.time()
+        if left <= 2 * pod.grace + 60:
+            pod.stop(pod.grace, "SlurmTimeout", "the Slurm job is about to reach its time limit")
+        else:
+            pod.stop(pod.grace, "Terminated", "Slurm told the job to end")
 
     loop.add_signal_handler(signal.SIGTERM, terminated)
     if starting.terminated:
