@@ -24,6 +24,7 @@ class Starting:
         self.plan = plan
         self.pod_dir = pod_dir
         self.journal = journal
+        self.started_at = time.time()
         self.setup: Optional[PodSetup] = None
         self.runs: Dict[str, Run] = {}
         self.refused: Dict[str, StartError] = {}
@@ -117,7 +118,7 @@ def give_up(starting: Starting, error: Exception) -> int:
             "node": os.environ.get("SLURMD_NODENAME", ""),
             "hostIP": setup.host_ip if setup else "",
             "podIP": setup.host_ip if setup else "",
-            "startedAt": time.time(),
+            "startedAt": starting.started_at,
             "containers": {},
             "finished": True,
             "reason": "AgentError",

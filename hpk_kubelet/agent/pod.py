@@ -40,7 +40,9 @@ class Reaper:
 
 
 class Pod:
-    def __init__(self, plan: Dict[str, Any], setup: PodSetup, journal: Journal) -> None:
+    def __init__(
+        self, plan: Dict[str, Any], setup: PodSetup, journal: Journal, started_at: float
+    ) -> None:
         self.plan = plan
         self.setup = setup
         self.journal = journal
@@ -57,7 +59,7 @@ class Pod:
         self._deadline_moved = asyncio.Event()
         self._reason: Dict[str, str] = {}
         self._finished = False
-        self._started_at = time.time()
+        self._started_at = started_at
         self._events: List[Dict[str, Any]] = []
         self._flush_due = False
         self._tasks: Set["asyncio.Task[Any]"] = set()

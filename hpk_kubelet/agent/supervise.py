@@ -25,7 +25,7 @@ def supervise(starting: "Starting") -> int:
 async def _supervise(starting: "Starting") -> int:
     setup = starting.setup
     assert setup is not None
-    pod = Pod(starting.plan, setup, starting.journal)
+    pod = Pod(starting.plan, setup, starting.journal, starting.started_at)
     for name, run in starting.runs.items():
         pod.runners[name].run = run
     for name, error in starting.refused.items():

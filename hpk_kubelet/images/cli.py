@@ -79,7 +79,8 @@ def list_images(
     output: Annotated[Output, typer.Option("--output", "-o")] = Output.table,
 ) -> None:
     """List the images in the cache, last used first."""
-    found = gc.images(_store())
+    store = _store()
+    found = gc.images(store)
     if output is Output.json:
         rows = [
             {
@@ -88,6 +89,7 @@ def list_images(
                 "size": image.size,
                 "disk": image.disk,
                 "lastUsed": int(image.used),
+                "rootfs": str(store.directory(image.digest) / "rootfs"),
             }
             for image in found
         ]

@@ -155,9 +155,9 @@ def control() -> str:
         rss, _, command = line.strip().partition(" ")
         words = command.split()
         name = Path(words[0]).name if words else ""
-        if name.startswith("python"):
-            name = " ".join([Path(words[1]).name, *words[2:3]])
-        if name in ("etcd", "kube-apiserver", "kube-controller-manager") or name.startswith("hpk"):
+        if name.startswith("python"):  # `python hpk serve`, `python -m hpk_kubelet.cli kubelet`
+            name = f"hpk {words[-1]}"
+        if name not in ("ps", "srun", "bash", "sh"):
             memory[name] = memory.get(name, 0) + int(rss) / 1024
     return "\n".join(
         [
@@ -187,7 +187,8 @@ def main() -> None:
         sandbox("sbatch", "/opt/hpk/src/hpk.sbatch")
     sandbox("hpk", "status", "--wait", "120")
     sandbox("hpk", "image", "pull", image)
-    rootfs = sandbox("hpk", "image", "path", image).strip()
+    listed = json.loads(sandbox("hpk", "image", "list", "-o", "json"))
+    rootfs = next(found["rootfs"] for found in listed if image in found["references"])
     version = subprocess.run(
         ["git", "-C", ROOT, "describe", "--always", "--dirty"],
         check=True, capture_output=True, text=True,
