@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -166,12 +168,12 @@ def pod(name: str, *command: str, image: str, **spec: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def alice() -> User:
     """alice, with her cluster up."""
-    up = subprocess.run([SANDBOX, "status"], capture_output=True, check=False).returncode == 0
-    subprocess.run([ROOT / "bootstrap" / "obtain", *([] if up else ["--immediate"])], check=True)
     user = User("alice")
-    if user.run("hpk", "status", check=False).code != 0:
-        user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
-    user.run("hpk", "status", "--wait", "120", timeout=150)
+    with Path(tempfile.gettempdir(), "hpk-tests.lock").open("w") as lock:  # of parallel pytests
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if user.run("hpk", "status", check=False).code != 0:
+            user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
+        user.run("hpk", "status", "--wait", "120", timeout=150)
     return user
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import Namespace, User, eventually, pod
+
+pytestmark = pytest.mark.disruptive
 
 
 def control_job(user: User) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import Namespace, eventually, pod
 
+pytestmark = pytest.mark.disruptive
+
 
 def kill_kubelet(ns: Namespace, signal: str = "KILL") -> None:
     """On whichever node the control job runs; waits for one that is being started again."""
