@@ -52,10 +52,16 @@ class State:
         return f"not Ready: node {', '.join(unready)}"
 
 
-def node_ready(node: Mapping[str, Any]) -> bool:
-    """Whether a Node's Ready condition is True."""
+def node_ready(node: Mapping[str, Any], since: str) -> bool:
+    """Whether a Node's Ready condition is True and was said so since then (RFC 3339, in UTC).
+
+    What an earlier control job's kubelet said names a port where nobody may listen any more.
+    """
     conditions: Iterable[Mapping[str, str]] = node.get("status", {}).get("conditions", ())
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return any(
+        c["type"] == "Ready" and c["status"] == "True" and c["lastHeartbeatTime"][:19] >= since[:19]
+        for c in conditions
+    )
 
 
 def count_phases(pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -96,7 +102,9 @@ async def look(paths: Paths, where: tuple[Control | None, jobs.Job | None, bool]
             client = ApiClient.from_kubeconfig(paths.kubeconfig)
             if await client.ok("/readyz"):
                 listing = await client.get_json("/api/v1/nodes")
-                nodes = {n["metadata"]["name"]: node_ready(n) for n in listing["items"]}
+                nodes = {
+                    n["metadata"]["name"]: node_ready(n, control.started) for n in listing["items"]
+                }
                 pods = count_phases((await client.get_json("/api/v1/pods"))["items"])
                 api = True
     return State(control, job, process, api, nodes, pods)

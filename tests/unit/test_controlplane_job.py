@@ -110,9 +110,15 @@ def test_a_complete_state_as_lines(tmp_path: Path) -> None:
 
 
 def test_readiness_and_phases() -> None:
-    assert node_ready({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-    assert not node_ready({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}})
-    assert not node_ready({})
+    def node(status: str) -> dict[str, object]:
+        at = "2026-01-02T03:04:05Z"
+        ready = {"type": "Ready", "status": status, "lastHeartbeatTime": at}
+        return {"status": {"conditions": [ready]}}
+
+    assert node_ready(node("True"), "2026-01-02T03:04:05+00:00")
+    assert not node_ready(node("True"), "2026-01-02T03:04:06+00:00")  # of an earlier control job
+    assert not node_ready(node("Unknown"), "2026-01-02T03:04:05+00:00")
+    assert not node_ready({}, "2026-01-02T03:04:05+00:00")
     assert count_phases([{"status": {"phase": "Running"}}, {}]) == {"Running": 1, "Unknown": 1}
 
 
