@@ -38,7 +38,8 @@ def parser() -> argparse.ArgumentParser:
     kill = commands.add_parser("kill", help="end a node as if its power failed; `up` restarts it")
     kill.add_argument("node", metavar="NODE")
     commands.add_parser("registry", help="print the registry's name, as pods write it")
-    commands.add_parser("images", help="build and load the example images that are missing")
+    every = commands.add_parser("images", help="build and load the example images not there yet")
+    every.add_argument("--recipes", type=Path, default=images.RECIPES, help="their directory")
     image = commands.add_parser("image", help="put an image into the registry")
     image.add_argument("action", choices=["load"])
     image.add_argument("archive", type=Path, metavar="OCI-ARCHIVE")
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     cluster.refresh()
                 elif args.command == "images":
                     cluster.status()
-                    images.load_all()
+                    images.load_all(args.recipes.absolute())
                 elif args.command == "image":
                     cluster.status()
                     print(images.load(args.archive, args.name))

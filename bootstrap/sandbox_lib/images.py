@@ -1,8 +1,10 @@
 """The example images (recipes in bootstrap/images) and the registry they are served from.
 
-A recipe is a TOML file: `tag`; `busybox = true` for a shell and its tools; `[files]`, path in the
-image = "rootfs:PATH" (from the nodes' root file system) or "component:NAME" (from the component
-cache); `[debian]` packages, with a script that trims them; `[config]`, OCI's run settings.
+A recipe is a TOML file: `tag`, or `names` (each NAME:TAG; default: the file's name and the tag);
+`busybox = true` for a shell and its tools, or `[debian]` packages, with a script that trims them;
+`[files]`, path in the image = "rootfs:PATH" (from the nodes' root file system), "component:NAME"
+(from the component cache) or "go:PATH" (a file of a pinned Go module); `[modes]` of files, octal;
+`[links]`, path in the image = what it points to; `[config]`, OCI's run settings.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from .slurmconf import HEAD_ADDRESS, REGISTRY
 
 RECIPES = CHECKOUT / "bootstrap" / "images"
 DEBIAN = "deb {mirror} trixie main\n"
+KUBERNETES = "k8s.io/kubernetes"
+MODULE = CHECKOUT / "bootstrap" / "modules" / "kubernetes"
 TEXTS = {
     "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "/etc/group": "root:x:0:\nnobody:x:65534:\n",
@@ -46,28 +50,35 @@ class MissingComponent(SandboxError):
     """A recipe needs a binary that the component cache does not have."""
 
 
-def load_all() -> None:
+def load_all(recipes: Path = RECIPES) -> None:
     """Builds and loads every recipe whose present form the registry does not have yet."""
-    for recipe in sorted(RECIPES.glob("*.toml")):
+    for recipe in sorted(recipes.glob("*.toml")):
         try:
-            reference = load_recipe(recipe)
+            references = load_recipe(recipe)
         except MissingComponent as error:
             say(str(error))
         else:
-            print(reference)
+            print(*references, sep="\n")
 
 
-def load_recipe(path: Path) -> str:
-    """Returns the reference pods use."""
+def load_recipe(path: Path) -> list[str]:
+    """Returns the references pods use."""
     recipe = tomllib.loads(path.read_text())
-    name = f"{path.stem}:{recipe['tag']}"
+    names = image_names(path, recipe)
     key = recipe_key(path, recipe)
-    mark = run_dir() / "registry" / "loaded" / path.stem
+    mark = run_dir() / "registry" / "loaded" / names[0].replace("/", "_").partition(":")[0]
     if not (mark.exists() and mark.read_text() == key):
-        load(build(path.stem, recipe, key), name)
+        archive = build(path, recipe, key)
+        for name in names:
+            load(archive, name)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(key)
-    return f"{REGISTRY}/{name}"
+    return [f"{REGISTRY}/{name}" for name in names]
+
+
+def image_names(path: Path, recipe: dict[str, Any]) -> list[str]:
+    """What the registry calls the image, NAME:TAG."""
+    return recipe.get("names") or [f"{path.stem}:{recipe['tag']}"]
 
 
 def sources(name: str, recipe: dict[str, Any]) -> dict[str, Path]:
@@ -77,6 +88,8 @@ def sources(name: str, recipe: dict[str, Any]) -> dict[str, Path]:
         kind, _, what = source.partition(":")
         if kind == "rootfs":
             found[target] = rootfs.ensure() / what.lstrip("/")
+        elif kind == "go":
+            found[target] = go_file(what)
         else:
             path = project.component(what)
             if path is None:
@@ -88,11 +101,19 @@ def sources(name: str, recipe: dict[str, Any]) -> dict[str, Path]:
     return found
 
 
+def go_file(path: str) -> Path:
+    """A file of a module that HPK pins, by import path; Go's module cache has it."""
+    words = ["go", "list", "-C", MODULE, "-m", "-f", "{{.Dir}}", KUBERNETES]
+    if not path.startswith(f"{KUBERNETES}/"):
+        raise SandboxError(f"go:{path} is not a file of {KUBERNETES}")
+    return Path(run(words).stdout.strip()) / path.removeprefix(f"{KUBERNETES}/")
+
+
 def recipe_key(path: Path, recipe: dict[str, Any]) -> str:
     """Changes with the recipe, its trim script and every file it copies."""
     digest = hashlib.sha256(path.read_bytes())
     if "debian" in recipe:
-        digest.update((RECIPES / recipe["debian"]["trim"]).read_bytes())
+        digest.update((path.parent / recipe["debian"]["trim"]).read_bytes())
     else:
         digest.update(json.dumps([rootfs.key(), TEXTS, DIRECTORIES]).encode())
     for source in sources(path.stem, recipe).values():
@@ -101,8 +122,9 @@ def recipe_key(path: Path, recipe: dict[str, Any]) -> str:
     return digest.hexdigest()[:12]
 
 
-def build(name: str, recipe: dict[str, Any], key: str) -> Path:
+def build(path: Path, recipe: dict[str, Any], key: str) -> Path:
     """The OCI archive of a recipe, from the cache or made now."""
+    name = path.stem if path.parent == RECIPES else f"{path.parent.parent.name}-{path.stem}"
     target = cache_dir() / "sandbox" / "images" / f"{name}-{key}.tar"
     if target.exists():
         return target
@@ -111,24 +133,26 @@ def build(name: str, recipe: dict[str, Any], key: str) -> Path:
             return target
         layer = Path(scratch, "layer.tar")
         if "debian" in recipe:
-            debian(name, recipe["debian"], layer)
+            debian(name, recipe["debian"], path.parent, layer)
         else:
             say(f"building image {name}")
-            assemble(name, recipe, layer)
+        assemble(name, recipe, layer)
         oci.write_archive(layer, recipe["config"], temporary)
-    for old in target.parent.glob(f"{name}-*.tar"):
+    for old in target.parent.glob(f"{name}-{'?' * len(key)}.tar"):
         if old != target:
             old.unlink()
     return target
 
 
 def assemble(name: str, recipe: dict[str, Any], target: Path) -> None:
-    """A layer out of single files."""
-    with target.open("wb") as out, oci.Layer(out) as layer:
+    """A layer out of single files; they follow those of Debian's packages, if there are any."""
+    modes = recipe.get("modes", {})
+    with target.open("r+b" if "debian" in recipe else "wb") as out, oci.Layer(out) as layer:
         for path, mode in DIRECTORIES.items():
             layer.directory(path, mode)
         for path, text in TEXTS.items():
-            layer.file(path, text.encode())
+            if path.lstrip("/") not in layer.made:
+                layer.file(path, text.encode())
         if recipe.get("busybox"):
             busybox = rootfs.ensure() / "usr" / "bin" / "busybox"
             layer.file("/bin/busybox", busybox, 0o755)
@@ -137,17 +161,21 @@ def assemble(name: str, recipe: dict[str, Any], target: Path) -> None:
                     layer.link(f"/bin/{applet}", "busybox")
             layer.link("/usr/bin/env", "../../bin/busybox")
         for path, source in sources(name, recipe).items():
-            layer.file(path, source, 0o755 if os.access(source, os.X_OK) else 0o644)
+            usual = 0o755 if os.access(source, os.X_OK) else 0o644
+            layer.file(path, source, int(modes[path], 8) if path in modes else usual)
+        for path, pointed in recipe.get("links", {}).items():
+            layer.link(path, pointed)
 
 
-def debian(name: str, recipe: dict[str, Any], target: Path) -> None:
+def debian(name: str, recipe: dict[str, Any], recipes: Path, target: Path) -> None:
     """A layer of Debian packages."""
     rootfs.need(("mmdebstrap", "mmdebstrap"), ("mmdebstrap", "debian-archive-keyring"))
     with tempfile.TemporaryDirectory() as files:
         Path(files, "sources").write_text(DEBIAN.format(mirror=rootfs.mirror()))
-        trim = shlex.quote(str(RECIPES / recipe["trim"]))
+        trim = shlex.quote(str(recipes / recipe["trim"]))
         argv: list[str | Path] = [
-            *CONTAINED, "--mount-proc", "mmdebstrap", "--mode=root", "--variant=essential",
+            *CONTAINED, "--mount-proc", "mmdebstrap", "--mode=root",
+            f"--variant={recipe.get('variant', 'essential')}",
             f"--include={','.join(recipe['packages'])}",
             *(f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")),
             f'--customize-hook=sh {trim} "$1"',

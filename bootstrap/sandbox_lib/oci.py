@@ -18,11 +18,17 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer:
-    """A tar file that grows by files, directories and links; everything belongs to root."""
+    """A tar file that grows by files, directories and links; everything belongs to root. `out`
+    may be a tar file already: what is added follows what it has."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self.tar = tarfile.TarFile(fileobj=out, mode="w", format=tarfile.PAX_FORMAT)
         self.made: set[str] = set()
+        if out.seek(0, 2):
+            out.seek(0)
+            self.tar = tarfile.TarFile(fileobj=out, mode="a", format=tarfile.PAX_FORMAT)
+            self.made = {member.name.removeprefix("./").rstrip("/") for member in self.tar}
+        else:
+            self.tar = tarfile.TarFile(fileobj=out, mode="w", format=tarfile.PAX_FORMAT)
 
     def __enter__(self) -> Layer:
         return self

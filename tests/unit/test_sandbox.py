@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -179,17 +180,23 @@ def test_only_network_settings_reach_the_root_file_system(monkeypatch: pytest.Mo
     assert "SECRET_TOKEN" not in env
 
 
-@pytest.mark.parametrize("path", sorted(images.RECIPES.glob("*.toml")), ids=lambda p: p.stem)
+CONFORMANCE = images.CHECKOUT / "bootstrap" / "conformance_lib" / "images"
+RECIPES = [*sorted(images.RECIPES.glob("*.toml")), *sorted(CONFORMANCE.glob("*.toml"))]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.parent.name}-{p.stem}")
 def test_recipes_are_complete(path: Path) -> None:
     recipe = tomllib.loads(path.read_text())
-    assert set(recipe) <= {"tag", "busybox", "files", "debian", "config"}
-    assert recipe["tag"]
+    keys = {"tag", "names", "busybox", "files", "modes", "links", "debian", "config"}
+    assert set(recipe) <= keys
+    assert all(re.fullmatch(r"[a-z0-9/-]+:[\w.-]+", n) for n in images.image_names(path, recipe))
     assert "Entrypoint" in recipe["config"] or "Cmd" in recipe["config"]
     for target, source in recipe.get("files", {}).items():
         assert target.startswith("/")
-        assert source.partition(":")[0] in ("rootfs", "component")
+        assert source.partition(":")[0] in ("rootfs", "component", "go")
+    assert set(recipe.get("modes", {})) <= set(recipe.get("files", {}))
     if "debian" in recipe:
-        assert (images.RECIPES / recipe["debian"]["trim"]).is_file()
+        assert (path.parent / recipe["debian"]["trim"]).is_file()
 
 
 def test_a_missing_component_leaves_its_image_out_in_words(

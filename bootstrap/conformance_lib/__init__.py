@@ -1,0 +1,1 @@
+"""`make conformance`: Kubernetes' end-to-end suite against HPK on the sandbox."""
