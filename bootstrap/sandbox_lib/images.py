@@ -173,12 +173,13 @@ def debian(name: str, recipe: dict[str, Any], recipes: Path, target: Path) -> No
     with tempfile.TemporaryDirectory() as files:
         Path(files, "sources").write_text(DEBIAN.format(mirror=rootfs.mirror()))
         trim = shlex.quote(str(recipes / recipe["trim"]))
+        variant = recipe.get("variant", "essential")
         argv: list[str | Path] = [
             *CONTAINED, "--mount-proc", "mmdebstrap", "--mode=root",
-            f"--variant={recipe.get('variant', 'essential')}",
+            f"--variant={variant}",
             f"--include={','.join(recipe['packages'])}",
             *(f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")),
-            f'--customize-hook=sh {trim} "$1"',
+            f'--{"extract" if variant == "extract" else "customize"}-hook=sh {trim} "$1"',
             "--skip=output/dev", "--format=tar", "trixie", target, f"{files}/sources",
         ]  # fmt: skip
         log = cache_dir() / "sandbox" / f"image-{name}.log"
