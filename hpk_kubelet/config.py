@@ -38,6 +38,13 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     """sbatch flags added to every pod's job, before the pod's own (which win)."""
 
 
+class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    path: str = ""
+    """Directory for the data of PersistentVolumeClaims; the default is `volumes` in $HPK_HOME."""
+    capacity: str = ""
+    """How much all claims may ask for together (`500Gi`), where a quota says less than df."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     network: Literal["auto", "host"] = "auto"
     """How pods reach the network; only `host` (the node's own network) exists so far."""
@@ -54,6 +61,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     max_pods: int = 1000
     """`pods` capacity of every virtual node."""
     images: ImageConfig = ImageConfig()
+    volumes: VolumeConfig = VolumeConfig()
     slurm: SlurmConfig = SlurmConfig()
 
 

@@ -33,8 +33,13 @@ class Starting:
 
 
 def main(argv: List[str]) -> int:
-    """`POD_DIR`, or `--rank POD_DIR CONTAINER` for one rank of an MPI container."""
+    """`POD_DIR`, `--rank POD_DIR CONTAINER` for one rank of an MPI container, or
+    `--remove DIRECTORY` for what containers have written."""
     os.umask(0o077)
+    if argv[:1] == ["--remove"]:
+        from .remove import remove
+
+        return remove(argv[1])
     is_rank = argv[:1] == ["--rank"]
     pod_dir = os.path.abspath(argv[1] if is_rank else argv[0])
     plan = read_plan(pod_dir)

@@ -68,7 +68,7 @@ class PodSetup:
         os.mkdir(self.mounts, 0o700)
         # everything mounted for the pod is on this tmpfs, so that clearing up never walks into it
         syscalls.mount("tmpfs", self.mounts, "tmpfs", syscalls.MS_NOSUID, "mode=0755")
-        for name in ("dev", "memory", "staging"):
+        for name in ("dev", "memory", "staging", "masked"):
             os.mkdir(os.path.join(self.mounts, name))
             os.chmod(os.path.join(self.mounts, name), 0o755)
         self.dev = os.path.join(self.mounts, "dev")
@@ -106,8 +106,9 @@ class PodSetup:
                     else:
                         folder = os.path.join(self.mounts, "memory")
                 self.paths[name] = prepare_volume(
-                    name, volume, folder, self.home, self.plan.get("fsGroup")
-                )
+                    name, volume, folder, self.home, self.plan.get("fsGroup"),
+                    os.path.join(self.mounts, "masked", name),
+                )  # fmt: skip
 
     def start(self, container: Dict[str, Any], number: int) -> Run:
         """Starts the container's run with this restart count; StartError if it can't be made."""
@@ -130,7 +131,7 @@ class PodSetup:
         process = spawn(
             self.runtime, container, mounts, layer,
             keep_groups=any(
-                self.plan["volumes"][mount["volume"]]["kind"] == "hostPath"
+                self.plan["volumes"][mount["volume"]]["kind"] in ("hostPath", "claim")
                 for mount in container["mounts"]
             ),
             own_pid_namespace=not self.plan["shareProcessNamespace"],

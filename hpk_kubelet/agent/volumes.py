@@ -1,5 +1,6 @@
 """What the pod's volumes are on this node, and what a container's mounts point at."""
 
+import errno
 import os
 import stat
 from typing import Any, Dict, List, Optional, Sequence
@@ -30,10 +31,16 @@ def inside(path: str, folder: str) -> bool:
 
 
 def prepare_volume(
-    name: str, volume: Dict[str, Any], folder: str, home: str, fs_group: Optional[int]
+    name: str,
+    volume: Dict[str, Any],
+    folder: str,
+    home: str,
+    fs_group: Optional[int],
+    masked: str,
 ) -> str:
     """Makes the volume and answers its path on this node. `folder`: where emptyDirs live;
-    `home`: $HPK_HOME, which no hostPath may reach into. VolumeError with the kubelet's words."""
+    `home`: $HPK_HOME, which no hostPath shows; `masked`: where one that would is mounted instead.
+    VolumeError with the kubelet's words."""
     try:
         if volume["kind"] == "emptyDir":
             return _empty_dir(os.path.join(folder, name), volume, fs_group)
@@ -41,7 +48,9 @@ def prepare_volume(
         if volume["kind"] == "directory":
             os.stat(path)
             return path
-        return _host_path(path, volume.get("type", ""), home)
+        if volume["kind"] == "claim":
+            return _claim(path, home, fs_group)
+        return _without(_host_path(path, volume.get("type", ""), home), home, masked)
     except OSError as e:
         raise VolumeError(
             'MountVolume.SetUp failed for volume "%s" : %s: %s'
@@ -64,7 +73,7 @@ def _empty_dir(path: str, volume: Dict[str, Any], fs_group: Optional[int]) -> st
             os.chown(path, -1, fs_group)
         except OSError as e:
             # only an id outside what the user's range has; then everybody may write as it is
-            if e.errno != 22:
+            if e.errno != errno.EINVAL:
                 raise
     os.chmod(path, 0o777 if fs_group is None else 0o2777)
     return path
@@ -88,6 +97,56 @@ def _host_path(path: str, kind: str, home: str) -> str:
     if not check(os.stat(path).st_mode):
         raise ValueError("hostPath type check failed: %s %s" % (path, words))
     return path
+
+
+def _without(path: str, home: str, place: str) -> str:
+    """The path, or a view of it in which $HPK_HOME is an empty directory, if that is in it."""
+    real, hidden = os.path.realpath(path), os.path.realpath(home)
+    if not inside(hidden, real):
+        return path
+    os.makedirs(place)
+    syscalls.mount(real, place, flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.mount(
+        "tmpfs", os.path.join(place, os.path.relpath(hidden, real)), "tmpfs",
+        syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4k,mode=0555",
+    )  # fmt: skip
+    return place
+
+
+def _claim(path: str, home: str, fs_group: Optional[int]) -> str:
+    real, home = os.path.realpath(path), os.path.realpath(home)
+    volumes = os.path.join(home, "volumes")
+    if inside(real, home) and (real == volumes or not inside(real, volumes)):
+        raise ValueError("%s is inside HPK's own state, which no pod may see" % path)
+    if not os.path.isdir(real):
+        raise ValueError("path %s does not exist" % path)
+    if fs_group is not None:
+        give_to_group(real, fs_group)
+    return real
+
+
+def give_to_group(path: str, group: int) -> None:
+    """kubelet's SetVolumeOwnership with policy OnRootMismatch (pkg/volume/volume_linux.go): all
+    of it belongs to the group and is its to write, once."""
+    found = os.lstat(path)
+    if found.st_gid == group and found.st_mode & 0o2770 == 0o2770:
+        return
+    try:
+        os.chown(path, -1, group)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        return  # an id outside what the user's range has: the directory is open to all as it is
+    for folder, folders, files in os.walk(path):
+        for name in folders + files:
+            entry = os.path.join(folder, name)
+            mode = os.lstat(entry).st_mode
+            os.chown(entry, -1, group, follow_symlinks=False)
+            if not stat.S_ISLNK(mode):
+                more = 0o2770 if stat.S_ISDIR(mode) else 0o660
+                os.chmod(entry, stat.S_IMODE(mode) | more)
+    # last, because it says that the rest is done
+    os.chmod(path, stat.S_IMODE(found.st_mode) | 0o2770)
 
 
 def resolve_sub_path(volume: str, sub_path: str) -> str:

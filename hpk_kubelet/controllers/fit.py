@@ -148,8 +148,13 @@ def insufficient(pod: Object, node: Object) -> list[str]:
     return short
 
 
-def choose(pod: Object, nodes: Iterable[Object]) -> tuple[Object | None, str]:
-    """The node for a pod and "", or None and kube-scheduler's sentence why there is none.
+def choose(
+    pod: Object,
+    nodes: Iterable[Object],
+    also: Callable[[Object], list[str]] = lambda node: [],
+) -> tuple[Object | None, str]:
+    """The node for a pod and "", or None and kube-scheduler's sentence why there is none. `also`
+    says what else speaks against a node that fits.
 
     Of the nodes that fit: most weight of preferred affinity, then fewest PreferNoSchedule
     taints not tolerated, then Slurm's default partition, then by name.
@@ -159,7 +164,7 @@ def choose(pod: Object, nodes: Iterable[Object]) -> tuple[Object | None, str]:
     total = 0
     for node in nodes:
         total += 1
-        why = fit(pod, node)
+        why = fit(pod, node) or also(node)
         reasons.update(why)
         if not why:
             fitting.append(node)

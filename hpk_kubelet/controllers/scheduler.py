@@ -13,7 +13,16 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 
+from hpk_kubelet.controllers.claims import (
+    IN_USE,
+    Claims,
+    Unschedulable,
+    claim_keys,
+    claims_of,
+    conflicts,
+)
 from hpk_kubelet.controllers.fit import choose, ready_status
+from hpk_kubelet.controllers.volume_binding import VolumeBinder
 from hpk_kubelet.kube.client import ApiError, Client, Object, Unreachable, nodes, pods
 from hpk_kubelet.kube.events import EventRecorder
 from hpk_kubelet.kube.reflector import Change, Reflector, key_of
@@ -78,6 +87,7 @@ class Scheduler:
         self._clock = clock
         self._nodes = Reflector(client, nodes(), on_change=self._node_changed)
         self._pods = Reflector(client, pods(), field_selector=UNBOUND, on_change=self._pod_changed)
+        self._volumes = VolumeBinder(client, self._claim_changed, self._storage_changed)
         self._events = EventRecorder(client, component=NAMES[0])
         self._status = StatusWriter(client)
         self._queue: list[tuple[int, int, str]] = []  # (-priority, order of arrival, key)
@@ -90,6 +100,8 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._events.run())
             group.create_task(self._status.run())
+            for task in self._volumes.tasks():
+                group.create_task(task)
             group.create_task(self._nodes.run())
             await self._nodes.synced.wait()
             group.create_task(self._pods.run())
@@ -117,6 +129,16 @@ class Scheduler:
         for key in self._failed:
             self._enqueue(key)
 
+    def _claim_changed(self, claim: str) -> None:
+        for key, pod in self._pods.store.items():
+            if claim in claim_keys(pod):
+                self._enqueue(key)
+
+    def _storage_changed(self) -> None:
+        for key in self._failed:
+            if (pod := self._pods.store.get(key)) is not None and claim_keys(pod):
+                self._enqueue(key)
+
     def _pod_changed(self, change: Change) -> None:
         pod = change.object
         key = key_of(pod)
@@ -138,15 +160,57 @@ class Scheduler:
         pod = self._pods.store.get(key)
         if pod is None or not waits_for_us(pod):
             return
+        claims = Claims()
         try:
-            node, message = choose(pod, self._nodes.values())
+            if claim_keys(pod):
+                storage = await self._volumes.storage()
+                claims = claims_of(pod, storage)
+                node, message = choose(
+                    pod, self._nodes.values(), lambda node: conflicts(claims, node, storage)
+                )
+            else:
+                node, message = choose(pod, self._nodes.values())
+        except Unschedulable as e:
+            node, message = None, self._for_no_node(str(e))
         except Exception as e:  # a malformed pod must not end the scheduler
             log.exception("%s", key)
             node, message = None, f"the scheduler can't read this pod: {e}"
         if node is None:
             self._refuse(pod, message)
+        elif claims.delayed:
+            await self._bind_claims(pod, claims, node)
+        elif claims.once_per_pod:
+            await self._bind_alone(pod, claims, node["metadata"]["name"])
         else:
             await self._bind(pod, node["metadata"]["name"])
+
+    def _for_no_node(self, why: str) -> str:
+        return f"0/{len(self._nodes.store)} nodes are available: {why}."
+
+    def _again(self, pod: Object, pause: float = BIND_RETRY) -> None:
+        asyncio.get_running_loop().call_later(pause, self._enqueue, key_of(pod))
+
+    async def _bind_claims(self, pod: Object, claims: Claims, node: Object) -> None:
+        """The pod's turn comes again when its claims are bound."""
+        try:
+            await self._volumes.bind(claims, node)
+        except (ApiError, Unschedulable) as e:
+            log.warning("binding the claims of %s: %s", key_of(pod), e)
+            self._again(pod)
+
+    async def _bind_alone(self, pod: Object, claims: Claims, node: str) -> None:
+        async with self._volumes.single:
+            try:
+                used = await self._volumes.in_use(pod, claims)
+            except ApiError as e:
+                log.warning("who uses the claims of %s: %s", key_of(pod), e)
+                self._again(pod)
+                return
+            if not used:
+                await self._bind(pod, node)
+                return
+        self._refuse(pod, self._for_no_node(f"{len(self._nodes.store)} {IN_USE}"))
+        self._again(pod)  # bound pods are not watched here
 
     def _refuse(self, pod: Object, message: str) -> None:
         key, meta = key_of(pod), pod["metadata"]
@@ -174,8 +238,7 @@ class Scheduler:
             log.warning("binding %s/%s to %s: %s", namespace, name, node, e)
             if not (isinstance(e, Unreachable) or e.forbidden):
                 self._refuse(pod, f"binding rejected: {e}")
-            key = key_of(pod)
-            asyncio.get_running_loop().call_later(BIND_RETRY, self._enqueue, key)
+            self._again(pod)
         else:
             self._events.record(
                 pod, "Normal", "Scheduled", f"Successfully assigned {namespace}/{name} to {node}"

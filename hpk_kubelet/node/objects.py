@@ -20,7 +20,9 @@ _PLURALS = {
     "ConfigMap": "configmaps",
     "Secret": "secrets",
     "PersistentVolumeClaim": "persistentvolumeclaims",
+    "PersistentVolume": "persistentvolumes",
 }
+_CLUSTER_WIDE = ("PersistentVolume",)
 # The Node authorizer learns from a watch which pods are on which node, so for a moment after the
 # binding it still says no.
 _AUTHORIZER_LAG = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0)
@@ -53,7 +55,8 @@ class ObjectCache:
         if cached is None or cached.expires < now:
             if len(self._cache) > 10_000:
                 self._cache = {k: c for k, c in self._cache.items() if c.expires >= now}
-            path = resource("v1", _PLURALS[kind], namespace, name)
+            space = None if kind in _CLUSTER_WIDE else namespace
+            path = resource("v1", _PLURALS[kind], space, name)
             cached = _Cached(asyncio.create_task(self._fetch(path)), now + self._fresh)
             self._cache[key] = cached
         try:

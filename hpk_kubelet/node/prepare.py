@@ -125,6 +125,9 @@ async def fetch_volumes(
         node.objects.get(pod["metadata"]["namespace"], [(r.kind, r.name) for r in references(pod)]),
         request_tokens(node.client, pod, token_requests(pod), have),
     )
+    volumes = bound_volumes(objects)
+    if volumes:
+        objects |= await node.objects.get(pod["metadata"]["namespace"], volumes)
     inputs = VolumeInputs(
         objects=objects,
         tokens={request: token.value for request, token in tokens.items()},
@@ -133,6 +136,15 @@ async def fetch_volumes(
         hpk_home=site.paths.home,
     )
     return objects, tokens, resolve_volumes(pod, inputs)
+
+
+def bound_volumes(objects: Mapping[Key, Object | None]) -> list[Key]:
+    """What the claims among the objects are bound to."""
+    return [
+        ("PersistentVolume", claim["spec"]["volumeName"])
+        for (kind, _), claim in objects.items()
+        if kind == "PersistentVolumeClaim" and claim and claim["spec"].get("volumeName")
+    ]
 
 
 async def prepare(

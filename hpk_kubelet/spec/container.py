@@ -156,7 +156,8 @@ def _mounts(
             subPath=sub_path if isinstance(sub_path, str) else "",
             target=posixpath.join("/", mount["mountPath"]),
             # what the kubelet writes itself (configMap, …) is not the container's to write
-            readOnly=bool(mount.get("readOnly")) or volume["kind"] == "directory",
+            readOnly=bool(mount.get("readOnly") or volume.get("readOnly"))
+            or volume["kind"] == "directory",
         )
         if not isinstance(sub_path, str):
             plan["lateSubPath"] = sub_path

@@ -49,11 +49,13 @@ class MountPlan(TypedDict):
 
 
 class VolumePlan(TypedDict):
-    kind: Literal["emptyDir", "hostPath", "directory"]
-    path: NotRequired[str]  # hostPath and directory: absolute; directory is one the kubelet made
+    kind: Literal["emptyDir", "hostPath", "directory", "claim"]
+    # absolute, but for emptyDir. directory: one the kubelet made; claim: a directory that is there
+    path: NotRequired[str]
     type: NotRequired[str]  # hostPath: "", Directory, DirectoryOrCreate, File, FileOrCreate, …
     medium: NotRequired[str]  # emptyDir: "" (node-local disk) or Memory
     sizeLimit: NotRequired[int]  # emptyDir: bytes
+    readOnly: NotRequired[bool]  # every mount of it is
 
 
 class SecurityPlan(TypedDict):

@@ -8,7 +8,8 @@ from typing import Literal
 
 from hpk_kubelet.spec.inputs import Object
 
-Kind = Literal["ConfigMap", "Secret", "PersistentVolumeClaim"]
+Kind = Literal["ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume"]
+_CLAIM: Kind = "PersistentVolumeClaim"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Reference:
 def references(pod: Object) -> list[Reference]:
     """Each object once, in order of first use; imagePullSecrets apart (image_pull_secrets)."""
     merged: dict[tuple[Kind, str], bool] = {}
-    for kind, name, optional in _all(pod["spec"]):
+    claims = ((_CLAIM, name, False) for name, _ in volume_claims(pod))
+    for kind, name, optional in (*_all(pod["spec"]), *claims):
         if name:
             merged[kind, name] = merged.get((kind, name), True) and optional
     return [Reference(kind, name, optional) for (kind, name), optional in merged.items()]
@@ -29,6 +31,18 @@ def references(pod: Object) -> list[Reference]:
 
 def image_pull_secrets(pod: Object) -> list[str]:
     return [s["name"] for s in pod["spec"].get("imagePullSecrets") or [] if s.get("name")]
+
+
+def volume_claims(pod: Object) -> list[tuple[str, bool]]:
+    """(name, made for this pod alone) of each claim among the pod's volumes; what is ephemeral is
+    named as the ephemeral volume controller names it."""
+    found = []
+    for volume in pod["spec"].get("volumes") or []:
+        if claim := volume.get("persistentVolumeClaim"):
+            found.append((str(claim.get("claimName", "")), False))
+        elif volume.get("ephemeral"):
+            found.append((f"{pod['metadata']['name']}-{volume['name']}", True))
+    return found
 
 
 def _all(spec: Object) -> Iterator[tuple[Kind, str, bool]]:
@@ -41,8 +55,6 @@ def _all(spec: Object) -> Iterator[tuple[Kind, str, bool]]:
         yield from _of(volume, "configMap", "secret")
         for source in (volume.get("projected") or {}).get("sources") or []:
             yield from _of(source, "configMap", "secret")
-        if claim := volume.get("persistentVolumeClaim"):
-            yield "PersistentVolumeClaim", claim.get("claimName", ""), False
 
 
 def _of(source: Object, config_map: str, secret: str) -> Iterator[tuple[Kind, str, bool]]:

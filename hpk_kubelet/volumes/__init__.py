@@ -14,7 +14,15 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.errors import volume_error
 from hpk_kubelet.spec.inputs import Object
 from hpk_kubelet.spec.plan import VolumePlan
-from hpk_kubelet.volumes import configmap, downwardapi, emptydir, hostpath, projected, secret
+from hpk_kubelet.volumes import (
+    claim,
+    configmap,
+    downwardapi,
+    emptydir,
+    hostpath,
+    projected,
+    secret,
+)
 from hpk_kubelet.volumes.atomic import check_path, write_files
 from hpk_kubelet.volumes.base import File, Files, TokenRequest, Volume, VolumeInputs
 from hpk_kubelet.volumes.projected import refresh_at
@@ -38,7 +46,9 @@ FILES: dict[str, Callable[[Object, Object, VolumeInputs], Files]] = {
 }
 PLANS: dict[str, Callable[[Object, Object, VolumeInputs], VolumePlan]] = {
     "emptyDir": emptydir.plan,
+    "ephemeral": claim.plan,
     "hostPath": hostpath.plan,
+    "persistentVolumeClaim": claim.plan,
 }
 
 
