@@ -92,7 +92,7 @@ def claims_of(pod: Object, storage: Storage) -> Claims:
             raise Unschedulable(f'persistentvolumeclaim "{name}" is being deleted')
         if ephemeral and not owned_by(claim, uid):
             raise Unschedulable(
-                f'PVC {namespace}/{name} was not created for pod {namespace}/'
+                f"PVC {namespace}/{name} was not created for pod {namespace}/"
                 f"{pod['metadata']['name']} (pod is not owner)"
             )
         if is_bound(claim):
@@ -187,9 +187,7 @@ def _allowed(of_class: Object, node: Object) -> bool:
     )
 
 
-def find_volume(
-    claim: Object, node: Object, storage: Storage, taken: set[str]
-) -> Object | None:
+def find_volume(claim: Object, node: Object, storage: Storage, taken: set[str]) -> Object | None:
     """The smallest available volume that suits (component-helpers' FindMatchingVolume), or the
     one that is the claim's already."""
     wanted = storage_request(claim)

@@ -30,7 +30,7 @@ from hpk_kubelet.kube.apply import load_manifests
 from hpk_kubelet.kube.client import ApiError, Client, Unreachable, resource
 from hpk_kubelet.kube.events import EventRecorder
 from hpk_kubelet.kube.reflector import Change, Reflector, key_of
-from hpk_kubelet.spec.quantity import ceil, parse_quantity
+from hpk_kubelet.spec.quantity import parse_quantity
 from hpk_kubelet.volumes.homes import (
     check_base,
     directory_name,
@@ -101,7 +101,7 @@ def volume_for(claim: Object, of_class: Object, path: Path) -> Object:
         },
         "spec": {
             "accessModes": claim["spec"].get("accessModes") or ["ReadWriteOnce"],
-            "capacity": {"storage": str(ceil(storage_request(claim)))},
+            "capacity": {"storage": _asked(claim)},
             "claimRef": {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
@@ -116,6 +116,11 @@ def volume_for(claim: Object, of_class: Object, path: Path) -> Object:
             "volumeMode": "Filesystem",
         },
     }
+
+
+def _asked(claim: Object) -> str:
+    """The claim's request as its author wrote it."""
+    return str(claim["spec"]["resources"]["requests"]["storage"])
 
 
 def is_ours(volume: Object) -> bool:
@@ -327,17 +332,15 @@ class Provisioner:
                 await self._check_space(base, wanted - has)
                 await self._client.patch(
                     resource("v1", "persistentvolumes", None, volume["metadata"]["name"]),
-                    {"spec": {"capacity": {"storage": str(ceil(wanted))}}},
+                    {"spec": {"capacity": {"storage": _asked(claim)}}},
                 )
             has = wanted
         status = claim.get("status") or {}
         told = parse_quantity((status.get("capacity") or {}).get("storage", "0"))
-        if told and told < wanted <= has:
+        if told and told < wanted == has:
             await self._client.patch(
-                resource(
-                    "v1", "persistentvolumeclaims", meta["namespace"], meta["name"], "status"
-                ),
-                {"status": {"capacity": {"storage": str(ceil(has))}, "conditions": None}},
+                resource("v1", "persistentvolumeclaims", meta["namespace"], meta["name"], "status"),
+                {"status": {"capacity": {"storage": _asked(claim)}, "conditions": None}},
             )
             self._events.record(
                 claim, "Normal", "VolumeResizeSuccessful", "Resize volume succeeded"

@@ -40,7 +40,7 @@ def volume_claims(pod: Object) -> list[tuple[str, bool]]:
     for volume in pod["spec"].get("volumes") or []:
         if claim := volume.get("persistentVolumeClaim"):
             found.append((str(claim.get("claimName", "")), False))
-        elif volume.get("ephemeral"):
+        elif volume.get("ephemeral") is not None:
             found.append((f"{pod['metadata']['name']}-{volume['name']}", True))
     return found
 

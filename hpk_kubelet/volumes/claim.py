@@ -18,7 +18,10 @@ def plan(pod: Object, volume: Object, inputs: VolumeInputs) -> VolumePlan:
     where = f"error processing PVC {meta['namespace']}/{name}"
     claim = inputs.objects.get(("PersistentVolumeClaim", name))
     if claim is None:
-        raise HPKError(f'{where}: failed to fetch PVC from API server: persistentvolumeclaims "{name}" not found')
+        raise HPKError(
+            f"{where}: failed to fetch PVC from API server: "
+            f'persistentvolumeclaims "{name}" not found'
+        )
     owners = claim["metadata"].get("ownerReferences") or ()
     if not source and not any(owner["uid"] == meta["uid"] for owner in owners):
         raise HPKError(f"{where}: PVC was not created for pod (pod is not owner)")
@@ -48,15 +51,21 @@ def _of_volume(found: Object, inputs: VolumeInputs) -> VolumePlan:
         if hostpath.is_provisioned(path, inputs.hpk_home):
             return VolumePlan(kind="claim", path=path)
         return hostpath.plan_of(source, inputs)
-    kind = next((key for key in spec if key in _OTHERS), "unknown")
+    kind = "".join(sorted(spec.keys() - _NO_SOURCE))
     raise HPKError(
         f"persistentvolume {name} is of type {kind}, which HPK does not have: claims are served "
         "by class hpk-home, and volumes made by hand may be of type hostPath or local"
     )
 
 
-_OTHERS = frozenset(
-    "awsElasticBlockStore azureDisk azureFile cephfs cinder csi fc flexVolume flocker "
-    "gcePersistentDisk glusterfs iscsi nfs photonPersistentDisk portworxVolume quobyte rbd scaleIO "
-    "storageos vsphereVolume".split()
-)
+_NO_SOURCE = {
+    "accessModes",
+    "capacity",
+    "claimRef",
+    "mountOptions",
+    "nodeAffinity",
+    "persistentVolumeReclaimPolicy",
+    "storageClassName",
+    "volumeAttributesClassName",
+    "volumeMode",
+}

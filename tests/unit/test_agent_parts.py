@@ -124,10 +124,10 @@ def test_subordinate_ranges() -> None:
 
 
 def test_empty_dirs(tmp_path: Path) -> None:
-    folder, home = str(tmp_path / "v"), str(tmp_path / "home")
-    path = prepare_volume("w", {"kind": "emptyDir"}, folder, home, None)
+    folder, home, masked = str(tmp_path / "v"), str(tmp_path / "home"), str(tmp_path / "m")
+    path = prepare_volume("w", {"kind": "emptyDir"}, folder, home, None, masked)
     assert path == folder + "/w" and Path(path).stat().st_mode & 0o7777 == 0o777
-    path = prepare_volume("g", {"kind": "emptyDir"}, folder, home, os.getgid())
+    path = prepare_volume("g", {"kind": "emptyDir"}, folder, home, os.getgid(), masked)
     assert Path(path).stat().st_mode & 0o7777 == 0o2777
 
 
@@ -139,7 +139,7 @@ def test_host_paths(tmp_path: Path) -> None:
 
     def host(path: Path, kind: str) -> str:
         volume = {"kind": "hostPath", "path": str(path), "type": kind}
-        return prepare_volume("h", volume, str(tmp_path), str(home), None)
+        return prepare_volume("h", volume, str(tmp_path), str(home), None, str(tmp_path / "m"))
 
     assert host(tmp_path / "file", "File") == str(tmp_path / "file")
     assert host(tmp_path / "new" / "dir", "DirectoryOrCreate")
@@ -156,6 +156,33 @@ def test_host_paths(tmp_path: Path) -> None:
     for inside in (home, home / "pki", tmp_path / "link"):
         with pytest.raises(VolumeError, match=r"HPK's own state"):
             host(inside, "")
+
+
+def test_claims(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "data"
+    volume = home / "volumes" / "ns_c_pvc-1"
+    (volume / "sub").mkdir(parents=True)
+    (volume / "sub" / "file").write_text("")
+    (home / "pki").mkdir()
+    elsewhere.mkdir()
+    (tmp_path / "link").symlink_to(home / "pki")
+
+    def claim(path: Path, group: int | None = None) -> str:
+        plan = {"kind": "claim", "path": str(path)}
+        return prepare_volume("c", plan, str(tmp_path), str(home), group, str(tmp_path / "m"))
+
+    assert claim(volume) == str(volume) and claim(elsewhere) == str(elsewhere)
+    for wrong in (home, home / "pki", home / "volumes", tmp_path / "link"):
+        with pytest.raises(VolumeError, match="HPK's own state"):
+            claim(wrong)
+    with pytest.raises(VolumeError, match=r"/nothing does not exist"):
+        claim(tmp_path / "nothing")
+    claim(volume, os.getgid())
+    modes = [oct(p.stat().st_mode & 0o7777) for p in (volume, volume / "sub", volume / "sub/file")]
+    assert modes == ["0o2775", "0o2775", "0o664"]
+    (volume / "sub" / "file").chmod(0o600)
+    claim(volume, os.getgid())  # once is enough
+    assert (volume / "sub" / "file").stat().st_mode & 0o777 == 0o600
 
 
 def test_sub_paths_stay_inside(tmp_path: Path) -> None:

@@ -18,6 +18,12 @@ Object = dict[str, Any]
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 READY = {"conditions": [{"type": "Ready", "status": "True"}], "capacity": {"cpu": "8"}}
 
+STORAGE_PATHS = (
+    "/api/v1/persistentvolumeclaims",
+    "/api/v1/persistentvolumes",
+    "/apis/storage.k8s.io/v1/storageclasses",
+)
+
 
 def pod(name: str, **spec: Any) -> Object:
     meta = {"namespace": "ns", "name": name, "uid": name, "resourceVersion": "1"}
@@ -34,6 +40,7 @@ class Api:
 
     def __init__(self, nodes: list[Object], pods: list[Object]) -> None:
         self.lists = {"/api/v1/nodes": nodes, "/api/v1/pods": pods}
+        self.lists |= {path: [] for path in STORAGE_PATHS}
         self.feeds: dict[str, asyncio.Queue[Any]] = {p: asyncio.Queue() for p in self.lists}
         self.bound: list[tuple[str, str]] = []
         self.events: list[tuple[str, str, str]] = []

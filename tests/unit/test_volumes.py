@@ -23,6 +23,7 @@ from hpk_kubelet.volumes import (
     write_volumes,
 )
 from hpk_kubelet.volumes.atomic import check_path, write_files
+from hpk_kubelet.volumes.claim import plan as claim_plan
 
 OBJECTS: dict[tuple[str, str], Object | None] = {
     ("ConfigMap", "c"): {"data": {"k": "v\n", "é": "ü"}, "binaryData": {"b": "/wA="}},
@@ -173,10 +174,10 @@ def test_what_can_not_be_mounted(source: Object, message: str) -> None:
 
 
 def test_unknown_types_are_named() -> None:
-    for kind in ("nfs", "persistentVolumeClaim", "csi", "image"):
+    for kind in ("nfs", "csi", "image"):
         assert refused(**{kind: {"x": 1}}).startswith(
             f"volume type {kind} is not supported by HPK, which has configMap, downwardAPI, "
-            "emptyDir, hostPath, projected, secret;"
+            "emptyDir, ephemeral, hostPath, persistentVolumeClaim, projected, secret;"
         )
     assert "clusterTrustBundle is not supported" in refused(
         projected={"sources": [{"clusterTrustBundle": {}}]}
@@ -335,3 +336,53 @@ def test_paths_that_are_fine(path: str) -> None:
 def test_paths_that_are_not(path: str) -> None:
     with pytest.raises(HPKError, match="invalid path"):
         check_path(path)
+
+
+def bound(**source: Any) -> dict[tuple[str, str], Any]:
+    """A claim `c` and the volume it is bound to."""
+    claim = {
+        "metadata": {"name": "c", "uid": "u", "ownerReferences": [{"uid": "uid-p"}]},
+        "spec": {"volumeName": "v"},
+        "status": {"phase": "Bound"},
+    }
+    volume = {"metadata": {"name": "v"}, "spec": {"claimRef": {"uid": "u"}, **source}}
+    return {("PersistentVolumeClaim", "c"): claim, ("PersistentVolume", "v"): volume}
+
+
+def of_claim(objects: dict[tuple[str, str], Any], **source: Any) -> Any:
+    its_pod = {"metadata": {"namespace": "ns", "name": "p", "uid": "uid-p"}}
+    given = VolumeInputs(
+        objects=objects, allocatable={}, pod_dir=Path("/h/pods/x"), hpk_home=Path("/h")
+    )
+    return claim_plan(
+        its_pod, {"name": "d", "persistentVolumeClaim": {"claimName": "c", **source}}, given
+    )
+
+
+def test_claims_are_what_they_are_bound_to() -> None:
+    assert of_claim(bound(hostPath={"path": "/h/volumes/x"})) == {
+        "kind": "claim", "path": "/h/volumes/x",
+    }  # fmt: skip
+    assert of_claim(bound(local={"path": "/data/"}), readOnly=True) == {
+        "kind": "claim", "path": "/data", "readOnly": True,
+    }  # fmt: skip
+    assert of_claim(bound(hostPath={"path": "/data", "type": "Directory"})) == {
+        "kind": "hostPath", "path": "/data", "type": "Directory",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ({}, 'persistentvolumeclaims "c" not found'),
+        ({**bound(), ("PersistentVolume", "v"): None}, 'persistentvolumes "v" not found'),
+        (bound(nfs={"path": "/", "server": "s"}), "of type nfs, which HPK does not have"),
+        (bound(hostPath={"path": "/h/pki"}), "inside HPK's own directory"),
+        (bound(hostPath={"path": "/h/volumes/../pki"}), "inside HPK's own directory"),
+        (bound(volumeMode="Block", local={"path": "/dev/sda"}), "block device"),
+        (bound(claimRef={"uid": "other"}), "bound to another claim"),
+    ],
+)
+def test_claims_that_can_not_be_had(objects: dict[tuple[str, str], Any], said: str) -> None:
+    with pytest.raises(HPKError, match=said):
+        of_claim(objects)
