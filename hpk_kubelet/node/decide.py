@@ -53,7 +53,7 @@ class View(NamedTuple):
     job: Job
     progress: Progress
     agent: bool  # its connection is up
-    overdue: bool  # whoever was asked politely to end had all the time it was due
+    overdue: bool  # whoever was to end, asked or by itself, had all the time it was due
 
 
 class Action(Enum):
@@ -78,7 +78,7 @@ def decide(v: View) -> Action:
         case Want.RUN:
             return _run(v)
         case Want.DONE:
-            return Action.WAIT if _over(v) else _end(v)
+            return Action.CANCEL if _lingers(v) else Action.WAIT if _over(v) else _end(v)
         case Want.STOP:
             return Action.FINISH if _over(v) else _end(v)
         case Want.GONE:
@@ -99,7 +99,19 @@ def _run(v: View) -> Action:
                 return Action.ADOPT
             return Action.SUBMIT if v.job is Job.ENDED else Action.WAIT
         case _:
-            return Action.REPORT if _over(v) else Action.WAIT
+            return Action.REPORT if _over(v) or _requeued(v) else Action.WAIT
+
+
+def _requeued(v: View) -> bool:
+    """Its job waits again, although its agent had begun."""
+    return v.job is Job.PENDING and v.progress is Progress.STARTED and not v.agent
+
+
+def _lingers(v: View) -> bool:
+    """The pod is over, and its job should be."""
+    queued_again = v.job is Job.PENDING and not v.agent
+    lingers = queued_again or (v.job is Job.RUNNING and v.overdue)
+    return v.progress is Progress.FINISHED and lingers and not _nothing_runs(v)
 
 
 def _nothing_runs(v: View) -> bool:

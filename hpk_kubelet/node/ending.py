@@ -25,6 +25,10 @@ class Ending(Worker):
     async def _report(self) -> float:
         if self.ended is not None or verdict.progress(self.state) is Progress.FINISHED:
             return 3600.0  # the status says so; its writing changes the view
+        if self.view().job is JobView.PENDING:
+            self.ended = verdict.requeued(self.job_id)
+            self.say("Warning", self.ended.reason, self.ended.message, once="ended")
+            return 0.0
         return await self._find_end()
 
     async def _find_end(self) -> float:
@@ -76,7 +80,11 @@ class Ending(Worker):
         return min(LOOK, self.overdue_in() or LOOK)
 
     async def _cancel(self) -> float:
-        await self.kubelet.jobs.cancel(Cancel(self._known_job()))
+        job_id = self._known_job()
+        await self.kubelet.jobs.cancel(Cancel(job_id))
+        if verdict.progress(self.state) is Progress.FINISHED:
+            words = f"Slurm job {job_id} outlived its pod and was cancelled"
+            self.say("Warning", "SlurmJobOutlived", words, once="outlived")
         retry = self._retries[Action.CANCEL]
         retry.initial = 10.0
         return retry.failed(time.monotonic())

@@ -32,6 +32,7 @@ Object = dict[str, Any]
 LOOK = 5.0  # seconds between two looks at a pod whose agent is not connected
 _SLACK_AGENT = 10.0  # seconds after the grace in which an agent may still be writing its last word
 _SLACK = 3.0
+_LINGER = 60.0  # seconds a job may take to end after its agent's last word
 
 
 @dataclass(eq=False)
@@ -49,6 +50,8 @@ class Facts:
     preparing: bool = False
     since: float = 0.0  # time.monotonic() of the last sbatch by this process
     state: PodState | None = None
+    told_at: float = 0.0  # time.monotonic() when the agent was last heard of
+    finished_at: float = 0.0  # time.monotonic() when it was first seen that the agent is done
     ended: Ended | None = None
     rejected: tuple[str, str] | None = None
     waiting: Waiting | None = None  # while there is no job
@@ -107,23 +110,30 @@ class Facts:
 
     def view(self) -> View:
         agent = self.agent is not None
-        slack = _SLACK_AGENT if agent else _SLACK
+        due = self._due()
         return View(
             want=verdict.want(self.pod, self.rejected is not None),
             stage=self.stage,
-            job=verdict.job_view(self.snapshot(), self.uid, self.job_id, self.since),
+            job=verdict.job_view(self.snapshot(), self.uid, self.job_id, self.since, self.told_at),
             progress=verdict.progress(self.state),
             agent=agent,
-            overdue=bool(self.asked)
-            and time.monotonic() >= self.asked + verdict.grace_period(self.pod) + slack,
+            overdue=due is not None and time.monotonic() >= due,
         )
 
     def overdue_in(self) -> float | None:
-        """Seconds until `overdue`; None where nobody was asked."""
+        """Seconds until `overdue`; None where nobody was asked to end."""
+        due = self._due()
+        return None if due is None else max(0.0, due - time.monotonic())
+
+    def _due(self) -> float | None:
+        """When (time.monotonic()) the job must have ended; None while it need not."""
+        if verdict.progress(self.state) is Progress.FINISHED:
+            self.finished_at = self.finished_at or time.monotonic()
+            return self.finished_at + _LINGER
         if not self.asked:
             return None
         slack = _SLACK_AGENT if self.agent is not None else _SLACK
-        return max(0.0, self.asked + verdict.grace_period(self.pod) + slack - time.monotonic())
+        return self.asked + verdict.grace_period(self.pod) + slack
 
     def read_journal(self) -> list[AgentEvent]:
         """For a pod whose agent is not connected. What a lived connection said stands until the
@@ -161,7 +171,8 @@ class Facts:
         return Observed(
             now=time.time(),
             start_time=self.start_time,
-            state=self.state,
+            state=verdict.judged(self.state, self.job()),
+            suspended=verdict.suspended(self.job()),
             ended=self.ended,
             failed=failed,
             waiting=waiting,

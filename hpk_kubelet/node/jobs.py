@@ -29,7 +29,8 @@ Answer = str | SubmitError
 log = logging.getLogger(__name__)
 
 _QUICK = 1.0  # seconds between queries while a change is expected that no agent will tell
-_SLOWEST = 60.0  # between two tries while slurmctld is away
+_IDLE = 3  # times the interval, while no job waits in the queue
+_SLOWEST = 15.0  # between two tries while slurmctld is away
 _BATCH = 50  # submissions that wait for each other's answers
 
 
@@ -108,13 +109,23 @@ class SlurmJobs:
         if failures:
             await asyncio.sleep(min(_SLOWEST, 2.0**failures))
             return
-        while (now := time.monotonic()) < began + self._interval:
-            due = began + (_QUICK if now < self._quick_until else self._interval)
+        while (now := time.monotonic()) < began + _IDLE * self._interval:
+            due = began + (_QUICK if now < self._quick_until else self._calm())
             if now >= due:
                 return
             self._poke.clear()
+            # Not wait_for, which before Python 3.12 may lose a cancellation.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), due - now)
+                async with asyncio.timeout(due - now):
+                    await self._poke.wait()
+
+    def _calm(self) -> float:
+        """Seconds between two queries while nothing is expected: jobs that wait in the queue are
+        Slurm's to start, those that run have agents that tell more and sooner."""
+        waiting = self.last is None or any(
+            job.phase is Phase.PENDING for job in self.last.by_id.values()
+        )
+        return self._interval if waiting else _IDLE * self._interval
 
     async def submit(self, submission: Submission) -> str | SubmitError:
         """The job's id, or why there is none; UnreachableError when it may or may not be there.

@@ -221,6 +221,8 @@ class Kubelet:
             for job in jobs
             if active(job)
         }
+        if now - self._suspects:
+            self.jobs.hurry()
         for job_id in now & self._suspects:
             log.warning("Slurm job %s belongs to no pod any more: cancelled", job_id)
             self._group.create_task(self._cancel(job_id))

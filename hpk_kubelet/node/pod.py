@@ -10,9 +10,11 @@ import time
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node import verdict
 from hpk_kubelet.node.crash import crash_point
-from hpk_kubelet.node.decide import Action, Progress, decide
+from hpk_kubelet.node.decide import Action, Progress, Want, decide
+from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.ending import Ending
 from hpk_kubelet.node.facts import LOOK, Object
+from hpk_kubelet.node.jobs import active
 from hpk_kubelet.node.prepare import refresh_volumes
 from hpk_kubelet.node.starting import Starting
 from hpk_kubelet.node.worker import REFRESH
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _QUIET = 0.25  # seconds for which a Pending status is held back: most are followed by a better one
 _PULL_SHOWN = 3.0  # ErrImagePull is shown so long before it becomes ImagePullBackOff
+_VERDICT = 20.0  # seconds that Slurm has to say why it told an agent to end
 _OWN_RETRY = (Action.PREPARE, Action.SUBMIT, Action.CANCEL)  # their results come later
 
 
@@ -63,6 +66,7 @@ class Pod(Starting, Ending):
             self._ran = True
             crash_point(self.kubelet.site.paths.run, "started")
         self.state = state
+        self.told_at = time.monotonic()
         for event in events:
             self.agent_event(event)
         self.wake()
@@ -155,6 +159,9 @@ class Pod(Starting, Ending):
             else:
                 pause = _PULL_SHOWN - shown
         status = self.compute_status()
+        if (left := self._verdict_in(status)) > 0:
+            return min(pause, left)
+        self._tell_suspension()
         before = self.sent if self.sent is not None else self.pod.get("status")
         if same_status(before, status):
             self._held = 0.0
@@ -167,6 +174,29 @@ class Pod(Starting, Ending):
             metadata = self.pod["metadata"]
             self.node.statuses.set(metadata["namespace"], metadata["name"], self.uid, status)
         return pause
+
+    def _verdict_in(self, status: Object) -> float:
+        """Seconds for which an end is kept back that Slurm may know better than the agent, which
+        was only signalled; 0 once Slurm has said why, or has had the time to."""
+        guessed = self.state is not None and self.state.get("reason") in verdict.GUESSED
+        if not guessed or status["phase"] not in ("Succeeded", "Failed"):
+            return 0.0
+        if self.view().want is Want.STOP or self.view().job is JobView.ENDED:
+            return 0.0
+        now = time.monotonic()
+        if not self._verdict_due:
+            self._verdict_due = now + _VERDICT
+            self.kubelet.jobs.hurry(_VERDICT)
+        return self._verdict_due - now
+
+    def _tell_suspension(self) -> None:
+        job = self.job()
+        words = verdict.suspended(job)
+        if words and not self._suspended:
+            self.say("Warning", "SlurmSuspended", words)
+        elif self._suspended and not words and job is not None and active(job):
+            self.say("Normal", "SlurmResumed", f"Slurm job {job.id} goes on")
+        self._suspended = bool(words)
 
     # --- while it runs
 

@@ -61,15 +61,22 @@ def find_job(snapshot: Snapshot | None, uid: str, job_id: str) -> Job | None:
     return next((job for job in jobs if job.phase is not Phase.ENDED), jobs[0] if jobs else None)
 
 
-def job_view(snapshot: Snapshot | None, uid: str, job_id: str, since: float) -> JobView:
-    """`since`: when (time.monotonic()) the job was submitted, or the last try was."""
+def job_view(
+    snapshot: Snapshot | None, uid: str, job_id: str, since: float, told: float = 0.0
+) -> JobView:
+    """`since`: when (time.monotonic()) the job was submitted, or the last try was; `told`: when
+    its agent was last heard of, so that an older answer may not call it queued."""
     job = find_job(snapshot, uid, job_id)
     if job is not None:
+        assert snapshot is not None
+        if job.phase is Phase.PENDING and snapshot.began <= told:
+            return JobView.RUNNING
         return _PHASES[job.phase]
     if snapshot is not None and snapshot.began > since:
         return JobView.ENDED
-    # Submitted by this process a moment ago.
-    return JobView.PENDING if job_id and since > 0 else JobView.UNKNOWN
+    if not job_id or since <= 0:
+        return JobView.UNKNOWN
+    return JobView.RUNNING if told else JobView.PENDING  # submitted a moment ago
 
 
 def waiting(job: Job | None, job_id: str) -> Waiting | None:
@@ -97,6 +104,37 @@ def ended(job: Job | None, job_id: str, output: str) -> Ended:
     if said := last_line(output):
         message += f"; its last words: {said}"
     return Ended(job.state.reason or "JobEnded", message, finished_at=job.ended or None)
+
+
+GUESSED = ("Terminated", "SlurmTimeout")
+"""An agent's reasons for having been told to end: a signal does not say why it was sent."""
+
+
+def judged(state: PodState | None, job: Job | None) -> PodState | None:
+    """The agent's last word with Slurm's reason in place of its guess, where Slurm has one."""
+    if state is None or state.get("reason") not in GUESSED or job is None:
+        return state
+    if job.phase is not Phase.ENDED or not job.state.reason or job.state.reason == "AgentLost":
+        return state
+    where = f" on {job.nodes}" if job.nodes else ""
+    message = f"Slurm job {job.id}{where} {job.state.message}"
+    return {**state, "reason": job.state.reason, "message": message}
+
+
+def suspended(job: Job | None) -> str:
+    """Why nothing of a running pod moves; "" while it does."""
+    if job is None or job.word not in ("SUSPENDED", "STOPPED"):
+        return ""
+    return f"Slurm job {job.id} {job.state.message}"
+
+
+def requeued(job_id: str) -> Ended:
+    """A job that had started waits in the queue again; it would find its agent's journal there."""
+    return Ended(
+        "SlurmRequeued",
+        f"Slurm job {job_id} was put back into the queue after it had started; its pod is over, "
+        "since containers that may have done their work must not run twice",
+    )
 
 
 def last_line(output: str, longest: int = 300) -> str:

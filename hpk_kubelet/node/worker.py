@@ -55,6 +55,8 @@ class Worker(Facts):
         self._held = 0.0  # since when (time.monotonic()) a status waits to be written
         self._said_stop: tuple[object, int] | None = None
         self._termed = False
+        self._verdict_due = 0.0
+        self._suspended = False
         self._end_seen = 0.0
         self._finishing = 0.0
         self._deleted = False

@@ -18,13 +18,20 @@ _TERMINAL = {
 
 
 def pod_conditions(
-    pod: Object, statuses: Mapping[str, Object], phase: Phase, has_sandbox: bool, now: str
+    pod: Object,
+    statuses: Mapping[str, Object],
+    phase: Phase,
+    has_sandbox: bool,
+    now: str,
+    suspended: str = "",
 ) -> list[Object]:
     """All conditions: the others' as they are, then ours. `now` is RFC 3339; a condition keeps the
-    time of its last transition while its status stays."""
+    time of its last transition while its status stays. A `suspended` pod is not ready."""
     previous = {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or []}
     foreign = [c for type_, c in previous.items() if type_ not in OWNED]
     containers_ready = _containers_ready(pod, statuses, phase)
+    if suspended and containers_ready["status"] == "True":
+        containers_ready = {"status": "False", "reason": "SlurmSuspended", "message": suspended}
     ours = {
         "PodReadyToStartContainers": {"status": "True" if has_sandbox else "False"},
         "Initialized": _initialized(pod, statuses, phase),

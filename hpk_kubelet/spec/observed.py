@@ -34,6 +34,7 @@ class Observed:
     now: float
     start_time: float | None = None  # when the kubelet first saw the pod; None: now
     state: PodState | None = None  # the agent's newest word, over its connection or its journal
+    suspended: str = ""  # why nothing of it moves at the moment
     ended: Ended | None = None
     failed: tuple[str, str] | None = None  # (reason, message): given up before anything could run
     waiting: Waiting | None = None  # every container that has no word of its own waits for this

@@ -31,7 +31,7 @@ def build_status(pod: Object, observed: Observed) -> Object:
     now = timestamp(observed.now)
     status: Object = {
         "phase": phase,
-        "conditions": pod_conditions(pod, by_name, phase, alive, now),
+        "conditions": pod_conditions(pod, by_name, phase, alive, now, observed.suspended),
         "startTime": previous.get("startTime")
         or timestamp(observed.now if observed.start_time is None else observed.start_time),
         "containerStatuses": main,

@@ -27,10 +27,15 @@ TABLE = [
     # A job is there.
     ((W.RUN, S.SUBMITTED, ANY, P.FINISHED, ANY, ANY), A.REPORT),
     ((W.RUN, S.SUBMITTED, J.ENDED, ANY, ANY, ANY), A.REPORT),
+    # Put back into the queue after its agent had begun.
+    ((W.RUN, S.SUBMITTED, J.PENDING, P.STARTED, False, ANY), A.REPORT),
     ((W.RUN, S.SUBMITTED, ANY, ANY, ANY, ANY), A.WAIT),
     # Nothing runs and the API knows the end: its logs stay as long as the object does.
     ((W.DONE, S.NEW, ANY, ANY, ANY, ANY), A.WAIT),
     ((W.DONE, S.PREPARED, ANY, ANY, ANY, ANY), A.WAIT),
+    # … but a job that does not end by itself then, or waits in the queue again, is ended.
+    ((W.DONE, ANY, J.PENDING, P.FINISHED, False, ANY), A.CANCEL),
+    ((W.DONE, ANY, J.RUNNING, P.FINISHED, ANY, True), A.CANCEL),
     ((W.DONE, ANY, ANY, P.FINISHED, ANY, ANY), A.WAIT),
     ((W.DONE, ANY, J.ENDED, ANY, ANY, ANY), A.WAIT),
     # Deleted, and nothing runs.

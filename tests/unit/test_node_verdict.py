@@ -211,3 +211,36 @@ def test_a_heartbeat_alone_is_nothing_new():
     assert without_times(one) != without_times(
         node_status(missing_partition("gpu"), HOST, 1, "", one, NOW)
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "word", "expected"),
+    [
+        ("Terminated", "CANCELLED", "SlurmCancelled"),
+        ("Terminated", "PREEMPTED", "Preempted"),
+        ("SlurmTimeout", "PREEMPTED", "Preempted"),
+        ("SlurmTimeout", "FAILED", "SlurmTimeout"),
+        ("Terminated", "COMPLETED", "Terminated"),
+        ("Terminated", "COMPLETING", "Terminated"),
+        ("DeadlineExceeded", "CANCELLED", "DeadlineExceeded"),
+        ("", "CANCELLED", ""),
+    ],
+)
+def test_slurm_knows_better_why_an_agent_was_told_to_end(said, word, expected):
+    state = {"finished": True, "reason": said, "message": "its own"}
+    judged = verdict.judged(state, job(word=word))
+    assert judged["reason"] == expected
+    assert (judged["message"] == "its own") == (expected == said)
+
+
+def test_an_answer_older_than_the_agents_word_calls_no_job_queued():
+    queued = snapshot(5.0, [job(word="PENDING")], "c")
+    assert verdict.job_view(queued, "u", "1", 1.0, told=6.0) is View.RUNNING
+    assert verdict.job_view(queued, "u", "1", 1.0, told=4.0) is View.PENDING
+
+
+@pytest.mark.parametrize(
+    ("word", "moves"), [("SUSPENDED", False), ("STOPPED", False), ("RUNNING", True)]
+)
+def test_a_suspended_job_says_so(word, moves):
+    assert (verdict.suspended(job(word=word)) == "") is moves
