@@ -46,8 +46,11 @@ class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    network: Literal["auto", "host"] = "auto"
-    """How pods reach the network; only `host` (the node's own network) exists so far."""
+    network: Literal["auto", "rootless", "host"] = "auto"
+    """`rootless`: pods have a network of their own; `host`: they use their nodes' network; `auto`:
+    rootless where the control job's node has what it takes, else host."""
+    network_interface: str = ""
+    """Of compute nodes, for the pod network's packets; default: the one towards the control job."""
     ports: str = ""
     """`first-last`: the range the servers choose their ports from; empty: any free port."""
     address: str = ""
@@ -82,6 +85,7 @@ class Paths:
         self.run = self.home / "run"
         self.control = self.run / "control.json"  # which job is the control job, where its API is
         self.kubelet = self.run / "kubelet.json"  # where agents find the kubelet (see wire.py)
+        self.network = self.home / "network.json"  # what was chosen for the pod network, for good
         self.pods = self.home / "pods"  # one directory per pod uid
         self.agent = self.home / "agent"  # the agent as the jobs run it, one directory per version
 

@@ -33,13 +33,17 @@ class Starting:
 
 
 def main(argv: List[str]) -> int:
-    """`POD_DIR`, `--rank POD_DIR CONTAINER` for one rank of an MPI container, or
-    `--remove DIRECTORY` for what containers have written."""
+    """`POD_DIR`; `--rank POD_DIR CONTAINER`: one rank of an MPI container; `--remove DIRECTORY`:
+    what containers have written; `member SPEC.json`: see member.py."""
     os.umask(0o077)
     if argv[:1] == ["--remove"]:
         from .remove import remove
 
         return remove(argv[1])
+    if argv[:1] == ["member"]:
+        from .member import hold
+
+        return hold(argv[1])
     is_rank = argv[:1] == ["--rank"]
     pod_dir = os.path.abspath(argv[1] if is_rank else argv[0])
     plan = read_plan(pod_dir)

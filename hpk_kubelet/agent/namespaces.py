@@ -25,6 +25,14 @@ class NamespaceError(Exception):
     """The node lets the user make no namespaces; the text says what an administrator can do."""
 
 
+def refused(words: str) -> NamespaceError:
+    return NamespaceError(
+        "node %s does not let users make user namespaces (%s); an administrator can allow"
+        " them with the sysctls user.max_user_namespaces and kernel.unprivileged_userns_clone"
+        % (socket.gethostname(), words)
+    )
+
+
 class Mapping(NamedTuple):
     """How many user and group ids exist inside; 1: only root, which is the user."""
 
@@ -68,6 +76,50 @@ def find_program(name: str) -> Optional[str]:
     return None
 
 
+def id_commands(pid: int, uid: int, gid: int) -> Tuple[List[List[str]], Mapping]:
+    """What maps the user's ids in that process's new user namespace, to be run outside of it; no
+    commands when the user has no subordinate ids on this node."""
+    uids, gids = _range("/etc/subuid"), _range("/etc/subgid")
+    newuidmap, newgidmap = find_program("newuidmap"), find_program("newgidmap")
+    if not (uids and gids and newuidmap and newgidmap):
+        return [], Mapping(1, 1)
+    commands = []
+    for program, own, (start, count) in ((newuidmap, uid, uids), (newgidmap, gid, gids)):
+        count = min(count, 65535)
+        commands.append([program, str(pid), "0", str(own), "1", "1", str(start), str(count)])
+    return commands, Mapping(min(uids[1], 65535) + 1, min(gids[1], 65535) + 1)
+
+
+def run_all(commands: List[List[str]]) -> bool:
+    """Runs them at the same time; whether all of them succeeded."""
+    children = [os.posix_spawn(argv[0], argv, os.environ) for argv in commands]
+    return not [child for child in children if os.waitpid(child, 0)[1]]
+
+
+def map_alone(uid: int, gid: int) -> Mapping:
+    """In a new user namespace: its maker, who had these ids, is root, and there is nobody else."""
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", "0 %d 1" % uid)
+    _write("/proc/self/gid_map", "0 %d 1" % gid)
+    return Mapping(1, 1)
+
+
+def map_identity(pid: int) -> Mapping:
+    """Gives a new user namespace, which that process has made inside this process's one, the ids
+    that there are here."""
+    counts = []
+    for name in ("uid_map", "gid_map"):
+        with open("/proc/self/" + name) as f:
+            ranges = [line.split() for line in f]
+        counts.append(sum(int(count) for _, _, count in ranges))
+        if name == "gid_map" and counts[-1] == 1:
+            _write("/proc/%d/setgroups" % pid, "deny")
+        # range by range: the kernel wants each to be of one piece here
+        text = "".join("%s %s %s\n" % (first, first, count) for first, _, count in ranges)
+        _write("/proc/%d/%s" % (pid, name), text)
+    return Mapping(*counts)
+
+
 def enter(hostname: str, rank: bool = False) -> Mapping:
     """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's.
     An MPI rank keeps the node's IPC, too, and needs no other ids than its own."""
@@ -81,17 +133,10 @@ def enter(hostname: str, rank: bool = False) -> Mapping:
     try:
         syscalls.unshare(flags)
     except OSError as e:
-        raise NamespaceError(
-            "node %s does not let users make user namespaces (%s); an administrator can allow"
-            " them with the sysctls user.max_user_namespaces and kernel.unprivileged_userns_clone"
-            % (socket.gethostname(), e.strerror)
-        ) from None
+        raise refused(str(e.strerror)) from None
     mapping = helper.run() if helper else None
     if mapping is None:
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", "0 %d 1" % uid)
-        _write("/proc/self/gid_map", "0 %d 1" % gid)
-        mapping = Mapping(1, 1)
+        mapping = map_alone(uid, gid)
     # mounts of the node still arrive (automounted homes), none of ours leaves
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
     if hostname:
@@ -140,27 +185,18 @@ class _Mapper:
     @classmethod
     def prepare(cls, uid: int, gid: int) -> "Optional[_Mapper]":
         """None when the user has no subordinate ids on this node."""
-        uids, gids = _range("/etc/subuid"), _range("/etc/subgid")
-        newuidmap, newgidmap = find_program("newuidmap"), find_program("newgidmap")
-        if not (uids and gids and newuidmap and newgidmap):
+        commands, mapping = id_commands(os.getpid(), uid, gid)
+        if not commands:
             return None
-        target = str(os.getpid())
-        commands: List[List[str]] = []
-        for program, own, (start, count) in ((newuidmap, uid, uids), (newgidmap, gid, gids)):
-            count = min(count, 65535)
-            commands.append([program, target, "0", str(own), "1", "1", str(start), str(count)])
         wait, go = os.pipe()
         pid = os.fork()
         if pid:
             os.close(wait)
-            return cls(pid, go, Mapping(min(uids[1], 65535) + 1, min(gids[1], 65535) + 1))
+            return cls(pid, go, mapping)
         try:
             os.close(go)
-            if not os.read(wait, 1):
-                os._exit(1)
-            children = [os.posix_spawn(argv[0], argv, os.environ) for argv in commands]
-            failed = [child for child in children if os.waitpid(child, 0)[1]]
-            os._exit(int(bool(failed)))
+            if os.read(wait, 1):
+                os._exit(int(not run_all(commands)))
         finally:
             os._exit(1)
 

@@ -12,6 +12,7 @@ year and renewed at a start less than `RENEW_BEFORE` before their end.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ class Pki:
         self.etcd_ca = self._pair("etcd-ca")
         self.front_proxy_ca = self._pair("front-proxy-ca")
         self.service_accounts = KeyPair(directory / "sa.pub", directory / "sa.key")
+
+    def cluster_id(self) -> str:
+        """Keeps one user's several clusters apart; as long-lived as the authority."""
+        return hashlib.sha256(self.authority(self.ca).cert.read_bytes()).hexdigest()[:8]
 
     def _pair(self, name: str) -> KeyPair:
         return KeyPair(self.directory / f"{name}.crt", self.directory / f"{name}.key")

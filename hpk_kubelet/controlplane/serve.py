@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.controlplane import components, job, stack
+from hpk_kubelet.controlplane import components, job, pod_network, stack
 from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
 from hpk_kubelet.controlplane.api import ApiClient, apply_manifests, load_manifests
 from hpk_kubelet.controlplane.files import make_private_dir, write_private
@@ -44,7 +44,10 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         make_private_dir(directory)
     slurm_job = job.current_job()
     address = node_address(config.address)
-    binaries = {name: components.installed(name) for name in stack.BINARIES}
+    network = await asyncio.to_thread(pod_network.choose_mode, config)
+    say(f"network: {network.mode} ({network.why})")
+    needed = (*stack.BINARIES, *(pod_network.BINARIES if network.mode == "rootless" else ()))
+    binaries = {name: components.installed(name) for name in needed}
     await asyncio.to_thread(ensure_alone, paths, slurm_job)
     ports = choose_ports(stack.PORTS, port_range(config.ports), paths.run / "ports.json")
     site = stack.Site(paths, address, ports, binaries)
@@ -55,6 +58,10 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         loop.add_signal_handler(number, stop.set)
 
     plane = Plane(paths, site, slurm_job, began)
+    if network.mode == "rootless":
+        plane.network = pod_network.PodNetwork(config, site, say)
+    else:
+        pod_network.forget(paths)
     starting = asyncio.create_task(plane.start(own))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -114,6 +121,7 @@ class Plane:
 
     def __init__(self, paths: Paths, site: stack.Site, slurm_job: int | None, began: float) -> None:
         self.processes: list[Process] = []
+        self.network: pod_network.PodNetwork | None = None
         self._paths = paths
         self._site = site
         self._job = slurm_job
@@ -132,6 +140,9 @@ class Plane:
         for name in USERS:
             write_component_kubeconfig(paths, pki, name, site.api)
         await self._start(stack.etcd(site, pki, certs))
+        if self.network is not None:
+            await self.network.prepare(pki)
+            self.network.start()
         await self._start(stack.apiserver(site, pki, certs))
         admin_config = component_kubeconfig(paths, "admin").read_bytes()
         write_private(paths.kubeconfig, admin_config)
@@ -159,6 +170,8 @@ class Plane:
         """Stops everything, last started first."""
         for process in reversed(self.processes):
             await process.stop()
+        if self.network is not None:
+            await self.network.stop()
         say("stopped")
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import shutil
 import signal
 import socket
 import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from hpk_kubelet.agent.install import install
@@ -112,9 +110,7 @@ async def serve(config: Config, paths: Paths) -> None:
             on_refused=kubelet.status_refused,
         )
 
-    kubelet = Kubelet(
-        site, CommandBackend(), cluster_id(pki.ca.cert), install(paths.agent), make_node
-    )
+    kubelet = Kubelet(site, CommandBackend(), pki.cluster_id(), install(paths.agent), make_node)
     kubelet.agents = AgentServer(kubelet, server_context(pair.cert, pair.key, None))
     server = KubeletServer(kubelet, server_context(pair.cert, pair.key, pki.ca.cert), read_files)
     try:
@@ -130,11 +126,6 @@ async def serve(config: Config, paths: Paths) -> None:
         await server.close()
         await kubelet.agents.close()
         await images.close()
-
-
-def cluster_id(ca: Path) -> str:
-    """Keeps the jobs of one user's several clusters apart; as long-lived as the authority."""
-    return hashlib.sha256(ca.read_bytes()).hexdigest()[:8]
 
 
 async def apptainer_version() -> str:

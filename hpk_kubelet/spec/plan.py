@@ -107,6 +107,51 @@ class AgentPlan(TypedDict):
     localDir: str  # node-local directory, "" means $SLURM_TMPDIR or /tmp
 
 
+class EtcdFacts(TypedDict):
+    """Where flanneld keeps the nodes' subnets: as a user of etcd's who may touch nothing else."""
+
+    endpoints: list[str]  # https://ADDRESS:PORT
+    prefix: str
+    ca: str  # paths
+    cert: str
+    key: str
+
+
+class DnsFacts(TypedDict):
+    address: str  # of the cluster's DNS, as pods know it; it never changes
+    target: str  # ADDRESS of the pod network where CoreDNS is now; "": kube-proxy knows
+
+
+class DaemonFacts(TypedDict):
+    """A program run once on each node that has pods, as root of the node network's namespaces (and
+    the user outside). Another value here starts it anew."""
+
+    argv: list[str]  # {hostIP} and {node} are replaced by the node's address and name
+    env: NotRequired[dict[str, str]]
+
+
+class NetworkFacts(TypedDict):
+    """What the node networks must know and what changes while pods run: `run/network.json`, and
+    the `network` message to agents."""
+
+    revision: int  # nanoseconds; facts with a greater one replace those before
+    file: str  # where the newest facts are, in case no kubelet tells
+    podCIDR: str
+    serviceCIDR: str
+    vxlanPort: int  # UDP, the same on all nodes
+    interface: str  # of the nodes; "": the one towards etcd
+    flanneld: str  # path
+    etcd: EtcdFacts
+    dns: NotRequired[DnsFacts]
+    daemons: NotRequired[dict[str, DaemonFacts]]  # by name: kube-proxy
+
+
+class NetworkPlan(TypedDict):
+    mode: Literal["host", "rootless"]
+    cluster: NotRequired[str]  # rootless: keeps the user's clusters apart on a node
+    facts: NotRequired[NetworkFacts]  # rootless: as they were when the plan was made
+
+
 class HostsPlan(TypedDict):
     """What the agent makes /etc/hosts of, in this order: header, the node's own /etc/hosts, a line
     with the podIP and `names` if there are any, aliases."""

@@ -1,0 +1,99 @@
+"""The control plane's part of the rootless pod network: etcd's users, the facts for the nodes, and
+the control job's own place in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+
+from hpk_kubelet.agent.install import install
+from hpk_kubelet.config import Config, Paths
+from hpk_kubelet.controlplane import flannel
+from hpk_kubelet.controlplane.addresses import port_range
+from hpk_kubelet.controlplane.files import write_private
+from hpk_kubelet.controlplane.member import Member, Place
+from hpk_kubelet.controlplane.pki import Pki
+from hpk_kubelet.controlplane.stack import SERVICE_CIDR, Site
+from hpk_kubelet.network import modes
+from hpk_kubelet.network.facts import ETCD_PREFIX, choose, facts_file, revised
+from hpk_kubelet.spec.plan import EtcdFacts, NetworkFacts, NetworkPlan
+
+BINARIES = ("flanneld", "etcdctl")
+
+
+def choose_mode(config: Config) -> modes.Choice:
+    """By the configuration and a look at this node."""
+    return modes.choose(config.network, [] if config.network == "host" else modes.missing())
+
+
+def forget(paths: Paths) -> None:
+    """Pods that are made from now on use their nodes' networks."""
+    facts_file(paths).unlink(missing_ok=True)
+
+
+class PodNetwork:
+    """`place` is where the control job is in the pod network, once there is one."""
+
+    def __init__(self, config: Config, site: Site, say: Callable[[str], None]) -> None:
+        self.place: Place | None = None
+        self.facts: NetworkFacts
+        self._config = config
+        self._site = site
+        self._say = say
+        self._member: Member
+
+    async def prepare(self, pki: Pki) -> None:
+        """etcd runs, the API server not yet."""
+        site, paths = self._site, self._site.paths
+        chosen = choose(paths.network, port_range(self._config.ports))
+        write_private(paths.network, msgspec.json.format(msgspec.json.encode(chosen)))
+        etcdctl = flannel.Etcdctl(
+            site.binaries["etcdctl"], f"https://127.0.0.1:{site.ports['etcd']}", pki
+        )
+        await flannel.make_users(etcdctl, paths.etcd / "hpk-users", chosen.flannel())
+        client = flannel.flannel_client(pki)
+        self.facts = NetworkFacts(
+            revision=0,
+            file=str(facts_file(paths)),
+            podCIDR=chosen.pod_cidr,
+            serviceCIDR=SERVICE_CIDR,
+            vxlanPort=chosen.vxlan_port,
+            interface=self._config.network_interface,
+            flanneld=str(site.binaries["flanneld"]),
+            etcd=EtcdFacts(
+                endpoints=[site.etcd],
+                prefix=ETCD_PREFIX,
+                ca=str(pki.etcd_ca.cert),
+                cert=str(client.cert),
+                key=str(client.key),
+            ),
+        )
+        self._write()
+        plan = NetworkPlan(mode="rootless", cluster=pki.cluster_id(), facts=self.facts)
+        self._member = Member(
+            install(paths.agent), plan, paths.run, paths.log, self._say, self._moved
+        )
+
+    def start(self) -> None:
+        """Joins in the background; that it fails is said, and tried again: pods have the same
+        trouble and say so themselves."""
+        self._member.start()
+
+    async def stop(self) -> None:
+        await self._member.stop()
+
+    async def _moved(self, place: Place) -> None:
+        self.place = place
+        self._say(f"the control job is {place.ip} in the pod network")
+
+    async def tell(self, **changes: object) -> None:
+        """Changes facts (`dns`, `daemons`): on this node, and through the kubelet on all others."""
+        self.facts = revised({**self.facts, **changes})
+        self._write()
+        await self._member.tell(self.facts)
+
+    def _write(self) -> None:
+        self.facts = revised(self.facts)
+        write_private(facts_file(self._site.paths), json.dumps(self.facts))
