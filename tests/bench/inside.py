@@ -136,12 +136,15 @@ def bare_start(rootfs: str, name: str) -> dict:
 
 def idle() -> None:
     """Returns when none of the benchmark's jobs is in the queue any more."""
-    while subprocess.run(
-        ["squeue", "--me", "-h", "-t", "PD,R,CG", "-o", "%j"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.replace("hpk\n", ""):
+    while True:
+        names = subprocess.run(
+            ["squeue", "--me", "-h", "-t", "PD,R,CG", "-o", "%j"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        if not any(name.startswith((f"{NAMESPACE}/", "bare")) for name in names):
+            return
         time.sleep(0.1)
 
 
