@@ -128,6 +128,7 @@ class Ending(Worker):
     async def _remove(self) -> float | None:
         await asyncio.to_thread(self._remove_files)
         self.node.statuses.forget(self.uid)
+        self._unwatch()
         self.kubelet.forget(self)
         return None
 

@@ -16,7 +16,7 @@ from hpk_kubelet.volumes import TokenRequest, refresh_at
 Object = dict[str, Any]
 Key = tuple[str, str]  # kind, name
 
-_PLURALS = {
+PLURALS = {
     "ConfigMap": "configmaps",
     "Secret": "secrets",
     "PersistentVolumeClaim": "persistentvolumeclaims",
@@ -48,6 +48,10 @@ class ObjectCache:
         found = await asyncio.gather(*(self._one(namespace, kind, name) for kind, name in wanted))
         return dict(zip(wanted, found, strict=True))
 
+    def forget(self, namespace: str, kind: str, name: str) -> None:
+        """It has changed: the next one who wants it gets it new."""
+        self._cache.pop((namespace, kind, name), None)
+
     async def _one(self, namespace: str, kind: str, name: str) -> Object | None:
         key = (namespace, kind, name)
         now = time.monotonic()
@@ -56,7 +60,7 @@ class ObjectCache:
             if len(self._cache) > 10_000:
                 self._cache = {k: c for k, c in self._cache.items() if c.expires >= now}
             space = None if kind in _CLUSTER_WIDE else namespace
-            path = resource("v1", _PLURALS[kind], space, name)
+            path = resource("v1", PLURALS[kind], space, name)
             cached = _Cached(asyncio.create_task(self._fetch(path)), now + self._fresh)
             self._cache[key] = cached
         try:

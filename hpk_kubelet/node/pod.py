@@ -49,9 +49,11 @@ class Pod(Starting, Ending):
 
     def changed(self, pod: Object | None) -> None:
         """The API's newest; None when the object is gone."""
-        self.pod = pod
+        before, self.pod = self.pod, pod
         if pod is not None:
             self.last = pod
+            if before is not None and _told_as_files(before) != _told_as_files(pod):
+                self._refresh_due = 0.0
             if not self.start_time:
                 known = (pod.get("status") or {}).get("startTime")
                 self.start_time = verdict.unix(known) if known else time.time()
@@ -139,7 +141,10 @@ class Pod(Starting, Ending):
             job = self.job()
             if alive or (job is not None and job.phase.value == "running"):
                 pause = min(pause, LOOK)
-        if alive and self.pod is not None:
+        if not alive:
+            self._unwatch()
+        elif self.pod is not None:
+            self._watch_files(self.pod)
             if now >= self._refresh_due and (self._refreshing is None or self._refreshing.done()):
                 self._refresh_due = now + random.uniform(*REFRESH)
                 self._refreshing = asyncio.create_task(self._refresh())
@@ -205,10 +210,18 @@ class Pod(Starting, Ending):
         if pod is None:
             return
         try:
-            self._tokens = await refresh_volumes(
+            self._tokens, errors = await refresh_volumes(
                 pod, self.node, self.kubelet.site, self.directory, self._tokens
             )
+            for error in errors:
+                self.say("Warning", *error.event)
         except ConfigError as e:
             self.say("Warning", *e.event)
         except HPKError as e:
             log.warning("pod %s: its volumes are not refreshed: %s", self._label(), e)
+
+
+def _told_as_files(pod: Object) -> tuple[object, object]:
+    """What downwardAPI volumes show and may change while the pod runs."""
+    metadata = pod["metadata"]
+    return metadata.get("labels"), metadata.get("annotations")

@@ -29,6 +29,7 @@ from hpk_kubelet.volumes import (
     TokenRequest,
     Volume,
     VolumeInputs,
+    resolve_files,
     resolve_volumes,
     token_requests,
     write_volumes,
@@ -117,17 +118,17 @@ async def pull_images(pod: Object, node: Node, site: Site, say: Say) -> dict[str
     return {name: r for name, r in by_name.items() if isinstance(r, Image)}
 
 
-async def fetch_volumes(
+async def fetch_inputs(
     pod: Object, node: Node, site: Site, pod_dir: Path, have: Mapping[TokenRequest, Token]
-) -> tuple[dict[Key, Object | None], dict[TokenRequest, Token], dict[str, Volume]]:
-    """(objects, tokens, volumes) as they are now; ConfigError for what is missing."""
+) -> tuple[VolumeInputs, dict[TokenRequest, Token]]:
+    """What the pod's volumes are made of as it is now, and its tokens."""
+    namespace = pod["metadata"]["namespace"]
     objects, tokens = await asyncio.gather(
-        node.objects.get(pod["metadata"]["namespace"], [(r.kind, r.name) for r in references(pod)]),
+        node.objects.get(namespace, [(r.kind, r.name) for r in references(pod)]),
         request_tokens(node.client, pod, token_requests(pod), have),
     )
-    volumes = bound_volumes(objects)
-    if volumes:
-        objects |= await node.objects.get(pod["metadata"]["namespace"], volumes)
+    if bound := bound_volumes(objects):
+        objects |= await node.objects.get(namespace, bound)
     inputs = VolumeInputs(
         objects=objects,
         tokens={request: token.value for request, token in tokens.items()},
@@ -135,7 +136,7 @@ async def fetch_volumes(
         pod_dir=pod_dir,
         hpk_home=site.paths.home,
     )
-    return objects, tokens, resolve_volumes(pod, inputs)
+    return inputs, tokens
 
 
 def bound_volumes(objects: Mapping[Key, Object | None]) -> list[Key]:
@@ -170,21 +171,23 @@ async def prepare(
     crash_point(site.paths.run, "created")
     pulled, fetched = await asyncio.gather(
         pull_images(pod, node, site, say),
-        fetch_volumes(pod, node, site, directory.path, {}),
+        fetch_inputs(pod, node, site, directory.path, {}),
         return_exceptions=True,
     )
     # Both have ended, so that a missing object does not break off a long pull; the volumes' word
     # comes first, as in the kubelet.
     if isinstance(fetched, BaseException):
         raise fetched
+    inputs, tokens = fetched
+    volumes = resolve_volumes(pod, inputs)
     if isinstance(pulled, BaseException):
         raise pulled
-    images, (objects, tokens, volumes) = pulled, fetched
+    images = pulled
     crash_point(site.paths.run, "pulled")
     plan = build_plan(
         pod,
         PlanInputs(
-            objects=objects,
+            objects=inputs.objects,
             images=images,
             resolve_user=resolve_user,
             volumes={name: volume.plan for name, volume in volumes.items()},
@@ -223,8 +226,9 @@ def write(pod: Object, volumes: Mapping[str, Volume]) -> None:
 
 async def refresh_volumes(
     pod: Object, node: Node, site: Site, directory: Path, have: Mapping[TokenRequest, Token]
-) -> dict[TokenRequest, Token]:
-    """Brings the volumes of a running pod up to date; answers its tokens."""
-    _, tokens, volumes = await fetch_volumes(pod, node, site, directory, have)
+) -> tuple[dict[TokenRequest, Token], list[ConfigError]]:
+    """Brings the volumes of a running pod up to date; answers its tokens, and what could not be."""
+    inputs, tokens = await fetch_inputs(pod, node, site, directory, have)
+    volumes, errors = resolve_files(pod, inputs)
     await asyncio.to_thread(write, pod, volumes)
-    return tokens
+    return tokens, errors

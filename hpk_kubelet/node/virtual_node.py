@@ -16,6 +16,7 @@ from hpk_kubelet.kube.status import StatusWriter
 from hpk_kubelet.kube.times import now, rfc3339
 from hpk_kubelet.node.nodes import Host, Object, labels, node_status, without_times
 from hpk_kubelet.node.objects import ObjectCache
+from hpk_kubelet.node.watches import Watches
 from hpk_kubelet.slurm.backend import Partition
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class VirtualNode:
         self.client = client
         self.host = host
         self.objects = ObjectCache(client)
+        self.watches = Watches(client, self.objects)
         self.events = EventRecorder(client, host=name)
         self.statuses = StatusWriter(client, on_written=on_written, on_error=on_refused)
         self.pods = Reflector(
@@ -168,4 +170,5 @@ class VirtualNode:
         self._missed = error is not None
 
     async def close(self) -> None:
+        await self.watches.close()
         await self.client.close()

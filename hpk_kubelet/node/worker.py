@@ -17,6 +17,7 @@ from hpk_kubelet.node.jobs import SlurmJobs
 from hpk_kubelet.node.objects import Token
 from hpk_kubelet.node.prepare import Prepared, Site
 from hpk_kubelet.spec.plan import AgentEvent
+from hpk_kubelet.spec.references import volume_files
 from hpk_kubelet.volumes import TokenRequest
 
 REFRESH = (60.0, 90.0)  # seconds between two looks at a running pod's volumes
@@ -47,6 +48,7 @@ class Worker(Facts):
         self._preparation: asyncio.Task[Prepared] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._tokens: Mapping[TokenRequest, Token] = {}
+        self._watching = False  # its volumes' objects
         self._refresh_due = time.monotonic() + random.uniform(*REFRESH)
         self._retries = {action: Backoff(1.0, 60.0) for action in Action}
         self._pulls = Backoff(10.0, 300.0)
@@ -67,6 +69,25 @@ class Worker(Facts):
     def wake(self) -> None:
         """Something has changed: look again."""
         self._wake.set()
+
+    def _watch_files(self, pod: Object) -> None:
+        if self._watching:
+            return
+        self._watching = True
+
+        def changed() -> None:
+            self._refresh_due = 0.0
+            self.wake()
+
+        namespace = pod["metadata"]["namespace"]
+        self.node.watches.want(
+            self.uid, [(namespace, kind, name) for kind, name in volume_files(pod)], changed
+        )
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._watching = False
+            self.node.watches.release(self.uid)
 
     def _path_of(self, container: str | None) -> str:
         return self.field_path(container) if container else ""

@@ -9,6 +9,7 @@ from typing import Literal
 from hpk_kubelet.spec.inputs import Object
 
 Kind = Literal["ConfigMap", "Secret", "PersistentVolumeClaim", "PersistentVolume"]
+ROOT_CA = "kube-root-ca.crt"
 _CLAIM: Kind = "PersistentVolumeClaim"
 
 
@@ -31,6 +32,16 @@ def references(pod: Object) -> list[Reference]:
 
 def image_pull_secrets(pod: Object) -> list[str]:
     return [s["name"] for s in pod["spec"].get("imagePullSecrets") or [] if s.get("name")]
+
+
+def volume_files(pod: Object) -> list[tuple[Kind, str]]:
+    """The ConfigMaps and Secrets that are files of the pod, which follow their changes. Each
+    namespace's kube-root-ca.crt, which is in every pod, never changes."""
+    found = []
+    for volume in pod["spec"].get("volumes") or []:
+        for source in (volume, *((volume.get("projected") or {}).get("sources") or [])):
+            found += [(k, n) for k, n, _ in _of(source, "configMap", "secret")]
+    return [key for key in dict.fromkeys(found) if key[1] and key[1] != ROOT_CA]
 
 
 def volume_claims(pod: Object) -> list[tuple[str, bool]]:

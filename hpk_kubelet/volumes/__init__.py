@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.spec.errors import volume_error
+from hpk_kubelet.spec.errors import ConfigError, volume_error
 from hpk_kubelet.spec.inputs import Object
 from hpk_kubelet.spec.plan import VolumePlan
 from hpk_kubelet.volumes import (
@@ -33,6 +33,7 @@ __all__ = [
     "Volume",
     "VolumeInputs",
     "refresh_at",
+    "resolve_files",
     "resolve_volumes",
     "token_requests",
     "write_volumes",
@@ -65,6 +66,19 @@ def resolve_volumes(pod: Object, inputs: VolumeInputs) -> dict[str, Volume]:
         except HPKError as e:
             raise volume_error(volume["name"], str(e)) from None
     return volumes
+
+
+def resolve_files(pod: Object, inputs: VolumeInputs) -> tuple[dict[str, Volume], list[ConfigError]]:
+    """The volumes that are files, for a pod that runs: what can't be had now is among the errors,
+    and the volume stays as it is."""
+    volumes, errors = {}, []
+    for volume in pod["spec"].get("volumes") or []:
+        if FILES.keys() & volume.keys():
+            try:
+                volumes[volume["name"]] = _resolve(pod, volume, inputs)
+            except HPKError as e:
+                errors.append(volume_error(volume["name"], str(e)))
+    return volumes, errors
 
 
 def write_volumes(volumes: Mapping[str, Volume], fs_group: int | None = None) -> None:

@@ -115,7 +115,7 @@ class Node:
         self.allocatable = {}
         self.host = SimpleNamespace(address="10.0.0.1")
         self.pods = Reflected()
-        self.client = self.statuses = self.events = self.objects = self
+        self.client = self.statuses = self.events = self.objects = self.watches = self
 
     def tasks(self):
         return []
@@ -131,6 +131,12 @@ class Node:
 
     def forget(self, uid):
         pass
+
+    def want(self, uid, wanted, changed):
+        self.world.watched[uid] = (list(wanted), changed)
+
+    def release(self, uid):
+        self.world.watched.pop(uid, None)
 
     def set(self, namespace, name, uid, status):
         self.world.statuses.append(status)
@@ -157,6 +163,7 @@ class World:
         self.statuses = []
         self.events = []
         self.deletes = 0
+        self.watched = {}
         self.finalizers = False
         self.prepared = 0
         self.preparing = asyncio.Event()
