@@ -121,7 +121,9 @@ def _resolve(pod: Object, volume: Object, inputs: VolumeInputs) -> Volume:
     files = {}
     for path, file in FILES[kind](pod, volume, inputs).items():
         check_path(path)
-        files[posixpath.normpath(path)] = file
+        path = posixpath.normpath(path)
+        check_path(path)  # `./..data` is a name of the writer's own, too
+        files[path] = file
     directory = inputs.pod_dir / "volumes" / name
     return Volume(
         VolumePlan(kind="directory", path=str(directory)), files, _mount_points(pod, name)
