@@ -58,6 +58,14 @@ def down() -> None:
 
 
 @app.command()
+def handover() -> None:
+    """Move the control plane to a new job, with HPK as it is installed now. Pods go on."""
+    from hpk_kubelet.controlplane import status as module
+
+    module.handover(Paths(), typer.echo)
+
+
+@app.command()
 def jobs() -> None:
     """List pods beside their Slurm jobs, recently ended ones included."""
     import asyncio

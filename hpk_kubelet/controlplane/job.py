@@ -133,10 +133,12 @@ def already_runs(job: Job, home: Path) -> HPKError:
 def control_jobs(jobs: Sequence[Job], home: Path, last: int | None) -> list[Job]:
     """Those of this user's jobs that are control jobs of `home`: the `last` that made itself
     known before others that run (and will find that they are too many), then those that wait.
-    A job that waits has not marked itself and is known by the name that hpk.sbatch gives it."""
+    A job that waits is a successor, which was marked when it was submitted, or has not marked
+    itself yet and is known by the name that hpk.sbatch gives it."""
     running = [j for j in jobs if j.comment == marker(home) and j.runs]
     running.sort(key=lambda j: j.id != last)
-    waiting = [j for j in jobs if j.name == JOB_NAME and not j.comment and j.alive and not j.runs]
+    named = [j for j in jobs if j.comment == marker(home) or (j.name == JOB_NAME and not j.comment)]
+    waiting = [j for j in named if j.alive and not j.runs]
     return running + waiting
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.controlplane import components, job, pod_network, stack
+from hpk_kubelet.controlplane import components, handover, job, pod_network, stack
 from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
 from hpk_kubelet.controlplane.api import ApiClient, apply_manifests, load_manifests
 from hpk_kubelet.controlplane.files import make_private_dir, write_private
@@ -44,18 +44,19 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         make_private_dir(directory)
     slurm_job = job.current_job()
     address = node_address(config.address)
+    stop, asked = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, asked.set)
     network = await asyncio.to_thread(pod_network.choose_mode, config)
     say(f"network: {network.mode} ({network.why})")
     needed = (*stack.BINARIES, *(pod_network.BINARIES if network.mode == "rootless" else ()))
     binaries = {name: components.installed(name) for name in needed}
+    await asyncio.to_thread(handover.take_over, paths, os.environ, say)
     await asyncio.to_thread(ensure_alone, paths, slurm_job)
     ports = choose_ports(stack.PORTS, port_range(config.ports), paths.run / "ports.json")
     site = stack.Site(paths, address, ports, binaries)
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
 
     plane = Plane(paths, site, slurm_job, began)
     if network.mode == "rootless":
@@ -64,6 +65,11 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         pod_network.forget(paths)
     starting = asyncio.create_task(plane.start(own))
     stopping = asyncio.create_task(stop.wait())
+    handing = (
+        asyncio.create_task(handover.hand_over(paths, slurm_job, asked, stop, say))
+        if slurm_job is not None
+        else None
+    )
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -77,6 +83,9 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         await asyncio.gather(starting, return_exceptions=True)
         stopping.cancel()
         await plane.stop()
+        if handing is not None:
+            handing.cancel()
+            await asyncio.gather(handing, return_exceptions=True)
 
 
 def ensure_alone(paths: Paths, slurm_job: int | None) -> None:

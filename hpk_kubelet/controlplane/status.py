@@ -162,6 +162,10 @@ def down(paths: Paths, say: Callable[[str], None], patience: float = 75.0) -> No
         return
     if job is None:
         raise HPKError(NOT_RUNNING)
+    for waits in jobs.control_jobs(jobs.my_jobs(), paths.home, None):
+        if waits.id != job.id and not waits.runs and waits.comment == jobs.marker(paths.home):
+            jobs.run_slurm(["scancel", str(waits.id)])
+            say(f"control job {waits.id}, which was to take over, cancelled")
     if not job.runs:
         jobs.run_slurm(["scancel", str(job.id)])
         say(f"control job {job.id} had not started; cancelled")
@@ -180,6 +184,15 @@ def down(paths: Paths, say: Callable[[str], None], patience: float = 75.0) -> No
         jobs.run_slurm(["scancel", str(job.id)])
         _until(ended, patience, f"Slurm does not end job {job.id}: see squeue -j {job.id}")
     say(f"control job {job.id} stopped; pods that ran go on")
+
+
+def handover(paths: Paths, say: Callable[[str], None]) -> None:
+    """Moves the control plane to a new job; returns when that is asked for."""
+    _, job, process = find_control(paths)
+    if process or job is None or not job.runs:
+        raise HPKError(NOT_RUNNING)
+    jobs.run_slurm(["scancel", "--batch", "--signal=USR1", str(job.id)])
+    say(f"control job {job.id} will submit its successor, which takes over as soon as it runs")
 
 
 def _until(condition: Callable[[], bool], patience: float, otherwise: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Namespace, User, eventually, pod
+from slurmadmin import scontrol
 
 pytestmark = pytest.mark.disruptive
 
@@ -90,3 +91,28 @@ def test_mistakes_get_one_sentence(ns: Namespace) -> None:
     assert wrong.code == 1
     assert "config.yaml" in wrong.err and "Traceback" not in wrong.err
     assert len(wrong.err.strip().splitlines()) == 1
+
+
+def test_the_control_job_hands_over_to_a_job_on_another_node(ns: Namespace, busybox: str) -> None:
+    ns.create(pod("lives", "sh", "-c", "while sleep 1; do echo up; done", image=busybox))
+    ns.wait_ready("lives")
+    own, old = ns.job("lives"), control_job(ns.user)
+    before = ns.user.run("squeue", "-h", "-j", old, "-o", "%N").out.strip()
+    try:
+        scontrol("update", f"NodeName={before}", "State=DRAIN", "Reason=test")
+        ns.user.run("hpk", "handover")
+        new = eventually(
+            "another control job alone",
+            lambda: (job := control_job(ns.user)) != old and job.isdigit() and job,
+        )
+        ns.user.run("hpk", "status", "--wait", "60", timeout=90)
+        assert ns.user.run("squeue", "-h", "-j", new, "-o", "%N").out.strip() != before
+    finally:
+        scontrol("update", f"NodeName={before}", "State=RESUME")
+    assert ns.job_state(old) == "COMPLETED"
+    assert ns.job("lives") == own
+    eventually(
+        "exec through the new control plane",
+        lambda: ns.kubectl("exec", "lives", "--", "echo", "here", check=False).out == "here\n",
+    )
+    assert ns.phase("lives") == "Running"
