@@ -244,6 +244,10 @@ class Runner:
             return message
         return fallback_message(self.pod.setup.logs, self.name, run.number)
 
+    def oom_killed(self) -> None:
+        """It is being killed for its memory."""
+        self._oom_killed = True
+
     # --- its output --------------------------------------------------------------------------
 
     async def _collect(self, fd: int, into: List[bytes]) -> None:

@@ -7,6 +7,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from . import limits
 from .connection import Connection
 from .journal import note
 from .pod import Pod
@@ -48,6 +49,7 @@ async def _supervise(starting: "Starting") -> int:
     connection = Connection(pod)
     pod.publish = connection.publish
     link = loop.create_task(connection.run())
+    watch = loop.create_task(limits.watch(pod))
     try:
         await pod.run(starting.volume_error)
     except Exception as e:
@@ -55,6 +57,7 @@ async def _supervise(starting: "Starting") -> int:
         pod.fail("%s: %s" % (type(e).__name__, e))
     await connection.deliver(DELIVERY)
     link.cancel()
-    await asyncio.gather(link, return_exceptions=True)
+    watch.cancel()
+    await asyncio.gather(link, watch, return_exceptions=True)
     setup.clear()
     return pod.exit_status()

@@ -25,6 +25,7 @@ from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import PlanInputs
 from hpk_kubelet.spec.plan import PodPlan
 from hpk_kubelet.spec.references import image_pull_secrets, references
+from hpk_kubelet.spec.resources import granted
 from hpk_kubelet.volumes import (
     TokenRequest,
     Volume,
@@ -132,7 +133,7 @@ async def fetch_inputs(
     inputs = VolumeInputs(
         objects=objects,
         tokens={request: token.value for request, token in tokens.items()},
-        allocatable=node.allocatable,
+        allocatable={**node.allocatable, **granted(pod, site.config.slurm)},
         pod_dir=pod_dir,
         hpk_home=site.paths.home,
     )
@@ -194,7 +195,7 @@ async def prepare(
             services=services,
             api_host=site.api_host,
             api_port=site.api_port,
-            allocatable=node.allocatable,
+            allocatable=inputs.allocatable,
             pod_dir=directory.path,
             agent_token=agent_token or secrets.token_urlsafe(32),
             kubelet_address=site.paths.kubelet,

@@ -8,6 +8,7 @@ from hpk_kubelet.spec.container import container_plan
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import Object, PlanInputs
 from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, HostsPlan, PodPlan
+from hpk_kubelet.spec.resources import storage_limit
 from hpk_kubelet.spec.restart import pod_policy
 
 DEFAULT_GRACE = 30
@@ -66,6 +67,8 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
     )
     if spec.get("activeDeadlineSeconds") is not None:
         plan["activeDeadlineSeconds"] = spec["activeDeadlineSeconds"]
+    if limit := storage_limit(spec):
+        plan["storageLimit"] = limit
     fs_group = (spec.get("securityContext") or {}).get("fsGroup")
     if fs_group is not None:
         plan["fsGroup"] = fs_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from hpk_kubelet.errors import HPKError
@@ -71,8 +71,11 @@ def container_plan(
             hook: _with_port(container, handler) if isinstance(handler, dict) else handler
             for hook, handler in container["lifecycle"].items()
         }
-    if limits.get("memory"):
-        plan["memoryLimit"] = _for_container(name, lambda: ceil(parse_quantity(limits["memory"])))
+    for key, resource in (("memoryLimit", "memory"), ("storageLimit", "ephemeral-storage")):
+        if limits.get(resource) is not None:
+            limit = _bytes(name, limits[resource])
+            if limit > 0:  # 0 is no limit
+                cast(dict[str, Any], plan)[key] = limit
     return plan
 
 
@@ -232,8 +235,8 @@ def _stop_signal(name: str) -> str:
     return name if name.startswith("SIG") else f"SIG{name}"
 
 
-def _for_container(name: str, compute: Callable[[], int]) -> int:
+def _bytes(container: str, quantity: object) -> int:
     try:
-        return compute()
+        return ceil(parse_quantity(quantity))
     except HPKError as e:
-        raise ConfigError(str(e), container=name) from None
+        raise ConfigError(str(e), container=container) from None

@@ -97,6 +97,7 @@ class ContainerPlan(TypedDict):
     readinessProbe: NotRequired[dict[str, Any]]
     lifecycle: NotRequired[dict[str, Any]]  # postStart, preStop
     memoryLimit: NotRequired[int]  # bytes
+    storageLimit: NotRequired[int]  # bytes of the writable layer and the logs
     mpi: NotRequired[list[str]]  # words between `srun` and the program: this container is ranks
 
 
@@ -181,6 +182,7 @@ class PodPlan(TypedDict):
     # that is not in the pod's directory is the node's own (/etc/resolv.conf):
     etc: dict[str, str]
     hosts: HostsPlan
+    storageLimit: NotRequired[int]  # bytes: the containers' together, and the emptyDirs on disk
     fsGroup: NotRequired[int]  # emptyDir belongs to this group: mode 02777
     gpus: NotRequired[Literal["nvidia", "rocm"]]
     agent: AgentPlan

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.spec.annotations import slurm_flags
 from hpk_kubelet.spec.quantity import ceil, parse_quantity
+from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
 
 GPUS: dict[str, Literal["nvidia", "rocm"]] = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "rocm"}
 FEATURE = "feature.hpk.io/"
@@ -56,6 +58,35 @@ def job_resources(pod: Mapping[str, Any], config: SlurmConfig) -> JobResources:
             )
         ),
     )
+
+
+def granted(pod: Mapping[str, Any], config: SlurmConfig) -> dict[str, str]:
+    """What a container without limits of its own may use at most: all that the job has. In it
+    `resourceFieldRef` is true; the node's allocatable is that of a whole partition."""
+    resources = job_resources(pod, config)
+    flags = read_flags([*config.extra_flags, *slurm_flags(pod)], SBATCH, "the pod's Slurm flags")
+    found = {}
+    cpus = value_of(flags, "cpus-per-task")
+    if cpus is None:
+        found["cpu"] = str(resources.cpus)
+    elif cpus.isdecimal():
+        found["cpu"] = cpus
+    if value_of(flags, "mem", "mem-per-cpu", "mem-per-gpu") is None:
+        found["memory"] = f"{resources.memory_mb - config.memory_overhead_mb}Mi"
+    return found
+
+
+def storage_limit(spec: Mapping[str, Any]) -> int:
+    """Bytes of ephemeral storage that the pod may use, as the eviction manager sums up limits; 0
+    for no limit."""
+    limits: dict[str, Any] = {"overhead": spec.get("overhead"), **_only_limits(spec)}
+    for kind in ("initContainers", "containers"):
+        limits[kind] = [{**c, **_only_limits(c)} for c in spec.get(kind) or ()]
+    return ceil(_effective(limits, "ephemeral-storage", first="limits"))
+
+
+def _only_limits(holder: Mapping[str, Any]) -> dict[str, Any]:
+    return {"resources": {"limits": (holder.get("resources") or {}).get("limits") or {}}}
 
 
 def _amount(container: Mapping[str, Any], resource: str, first: str) -> Fraction:

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_samples import Config, Image, Object, container, inputs, pod
 
+from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.build import build_plan, etc_files, main_container
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.references import Reference, image_pull_secrets, references
+from hpk_kubelet.spec.resources import granted
 from hpk_kubelet.spec.unsupported import unsupported
 
 API = {
@@ -588,3 +590,28 @@ def test_any_text_survives_or_is_refused_with_words(
             and env.count(entry) == len([e for e in env if e["name"] == entry["name"]])
         ):
             assert plan["containers"][0]["env"][entry["name"]] == entry["value"]
+
+
+def test_limits_that_the_agent_keeps() -> None:
+    limits = {"memory": "64Mi", "ephemeral-storage": "1Gi"}
+    whole = pod(
+        container(resources={"limits": limits}),
+        container("b", resources={}),
+        initContainers=[container("i", resources={"limits": {"ephemeral-storage": "3Gi"}})],
+    )
+    plan = build_plan(whole, inputs(whole))
+    assert plan["storageLimit"] == 3 * 2**30
+    main, other = plan["containers"]
+    assert (main["memoryLimit"], main["storageLimit"]) == (64 * 2**20, 2**30)
+    assert "memoryLimit" not in other and "storageLimit" not in other
+    asks = pod(container(resources={"requests": {"ephemeral-storage": "1Gi"}}))
+    assert "storageLimit" not in build_plan(asks, inputs(asks))
+
+
+def test_what_a_job_gives_is_the_most_a_container_may_use() -> None:
+    config = SlurmConfig(default_memory_mb=512, memory_overhead_mb=100)
+    asks = pod(container(resources={"requests": {"cpu": "1500m", "memory": "1Gi"}}))
+    assert granted(asks, config) == {"cpu": "2", "memory": "1024Mi"}
+    assert granted(pod(), config) == {"cpu": "1", "memory": "512Mi"}
+    asks["metadata"]["annotations"] = {"slurm-job.hpk.io/flags": "-c 8 --mem=0"}
+    assert granted(asks, config) == {"cpu": "8"}
