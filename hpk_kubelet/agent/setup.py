@@ -290,8 +290,8 @@ def sweep(scratch: str) -> None:
                 remove_tree(path)
             finally:
                 os.close(lock)
-        except BlockingIOError:
-            continue  # in use
+        except (BlockingIOError, FileNotFoundError):
+            continue  # in use, or its owner or another sweep was quicker
         except OSError as e:
             note("%s, left by another job, could not be removed: %s" % (path, e))
 
