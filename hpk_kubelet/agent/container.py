@@ -245,6 +245,17 @@ def see_own_processes() -> None:
     )
 
 
+def pass_on(child: int) -> NoReturn:
+    """A PID namespace is joined by the next child; this process stays to pass its end on."""
+    os.closerange(3, 256)
+    for fd in (0, 1, 2):
+        os.close(fd)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        os._exit(128 + os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
 def find_apptainer() -> str:
     """apptainer, or the SingularityCE that takes the same words."""
     for name in ("apptainer", "singularity"):
@@ -265,10 +276,12 @@ def spawn(
     *,
     keep_groups: bool = False,
     own_pid_namespace: bool = True,
+    beside: int = 0,
     rank: bool = False,
 ) -> Process:
-    """Forks apptainer for one run of a container. `keep_groups`: see start_program. `rank`: an MPI
-    rank, which gets the standard streams of this process (srun's)."""
+    """Forks apptainer for one run of a container. `keep_groups`: see start_program. `beside`: a
+    process in whose PID namespace it shall be. `rank`: an MPI rank, which gets the standard streams
+    of this process (srun's)."""
     rootfs = container["image"]["rootfs"]
     if not os.path.exists(rootfs):
         raise StartError(
@@ -289,7 +302,7 @@ def spawn(
     )
     argv = apptainer_argv(
         runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts,
-        gpus=runtime.gpus, own_pid_namespace=own_pid_namespace,
+        gpus=runtime.gpus, own_pid_namespace=own_pid_namespace and not beside,
     )  # fmt: skip
     env = apptainer_environment(runtime.scratch)
     if rank:
@@ -300,4 +313,19 @@ def spawn(
     def execute() -> NoReturn:
         os.execve(argv[0], argv, env)
 
+    def execute_beside() -> NoReturn:
+        child = os.fork()
+        if child:
+            pass_on(child)
+        syscalls.die_with_parent(signal.SIGKILL)
+        os.setsid()
+        see_own_processes()
+        execute()
+
+    def join() -> None:
+        space = os.open("/proc/%d/ns/pid" % beside, os.O_RDONLY | os.O_CLOEXEC)
+        syscalls.setns(space, syscalls.CLONE_NEWPID)
+
+    if beside:
+        return fork_program(program, ends, join, execute_beside)
     return fork_program(program, ends, see_own_processes, execute)

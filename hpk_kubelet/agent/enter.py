@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, List, NoReturn
 
 from . import syscalls
-from .container import Process, container_env, fork_program, open_streams
+from .container import Process, container_env, fork_program, open_streams, pass_on
 from .fds import Output, chunks
 from .launcher import PROGRAM_FD
 from .program import read_outcome, start_program
@@ -57,19 +57,12 @@ def enter_container(runner: "Runner", command: List[str], tty: bool, stdin: bool
         os.chroot(".")
 
     def execute() -> NoReturn:
-        # a PID namespace is joined by the next child; this process stays to pass its end on
         child = os.fork()
         if child == 0:
             syscalls.die_with_parent(signal.SIGKILL)
             os.setsid()
             os.execve(PROGRAM_FD, ["start"], {})
-        os.closerange(3, 256)
-        for fd in (0, 1, 2):
-            os.close(fd)
-        status = os.waitpid(child, 0)[1]
-        if os.WIFSIGNALED(status):
-            os._exit(128 + os.WTERMSIG(status))
-        os._exit(os.WEXITSTATUS(status))
+        pass_on(child)
 
     try:
         return fork_program(

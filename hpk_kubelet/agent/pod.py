@@ -63,6 +63,7 @@ class Pod:
         self._events: List[Dict[str, Any]] = []
         self._flush_due = False
         self._tasks: Set["asyncio.Task[Any]"] = set()
+        self._lives: "Dict[str, asyncio.Task[None]]" = {}  # of the containers that began
 
     # --- what others read and say ------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class Pod:
         if volume_error:
             await self._wait_for_volumes(volume_error)
         sidecars: List[Runner] = []
-        lives: "Dict[str, asyncio.Task[None]]" = {}
+        lives = self._lives
         try:
             if await self._initialize(sidecars, lives):
                 main = [self.runners[c["name"]] for c in self.plan["containers"]]
@@ -249,6 +250,16 @@ class Pod:
             await asyncio.gather(lives[runner.name], return_exceptions=True)
         for task in list(self._tasks):
             task.cancel()
+
+    def add_ephemeral(self, container: Dict[str, Any]) -> None:
+        """Starts a container that nothing waits for; it ends with the others."""
+        name = container["name"]
+        if name in self.runners or self.stopping.is_set():
+            return
+        runner = self.runners[name] = Runner(self, container, False)
+        runner.state["waiting"] = {"reason": "ContainerCreating"}
+        self._lives[name] = asyncio.ensure_future(runner.live())
+        self.changed()
 
     def _deadline_exceeded(self) -> None:
         message = "Pod was active on the node longer than the specified deadline"

@@ -75,7 +75,9 @@ class Runner:
                 error, self.start_error = self.start_error, None
                 if error is not None:
                     raise error
-                self.run = self.pod.setup.start(self.container, self.state["restartCount"])
+                self.run = self.pod.setup.start(
+                    self.container, self.state["restartCount"], self._target()
+                )
                 return True
             except StartError as e:
                 self._wait_with(e.reason, str(e))
@@ -83,6 +85,16 @@ class Runner:
             if await self.pod.stops_within(delay):
                 return False
             delay = min(delay * 2, 120.0)
+
+    def _target(self) -> int:
+        """The first process of the container whose processes this (ephemeral) one shall see."""
+        name = self.container.get("targetContainer")
+        if not name or self.pod.plan["shareProcessNamespace"]:
+            return 0
+        target = self.pod.runners.get(name)
+        if target is None or not target.pid:
+            raise StartError("CreateContainerError", "unable to find target container %s" % name)
+        return target.pid
 
     async def _back(self) -> bool:
         """Waits out the back-off; False if the pod stops meanwhile."""

@@ -110,8 +110,9 @@ class PodSetup:
                     os.path.join(self.mounts, "masked", name),
                 )  # fmt: skip
 
-    def start(self, container: Dict[str, Any], number: int) -> Run:
-        """Starts the container's run with this restart count; StartError if it can't be made."""
+    def start(self, container: Dict[str, Any], number: int, beside: int = 0) -> Run:
+        """Starts the container's run with this restart count; StartError if it can't be made.
+        `beside`: see spawn."""
         name = container["name"]
         folder = os.path.join(self.scratch, "runs", "%s-%d" % (name, number))
         layer: Optional[str] = None
@@ -134,7 +135,7 @@ class PodSetup:
                 self.plan["volumes"][mount["volume"]]["kind"] in ("hostPath", "claim")
                 for mount in container["mounts"]
             ),
-            own_pid_namespace=not self.plan["shareProcessNamespace"],
+            own_pid_namespace=not self.plan["shareProcessNamespace"], beside=beside,
         )  # fmt: skip
         return Run(process, number, folder, log, time.time())
 

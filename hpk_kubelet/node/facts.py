@@ -15,13 +15,13 @@ from hpk_kubelet.node import verdict
 from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.decide import Progress, Stage, View, Want
 from hpk_kubelet.node.jobs import Snapshot
-from hpk_kubelet.node.prepare import containers
+from hpk_kubelet.node.prepare import containers, ephemeral_containers
 from hpk_kubelet.node.store import PodDir
 from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.server.agents import Agent
 from hpk_kubelet.slurm.backend import Job
 from hpk_kubelet.spec.observed import Ended, Observed, Waiting
-from hpk_kubelet.spec.plan import AgentEvent, Intent, PodPlan, PodState
+from hpk_kubelet.spec.plan import AgentEvent, ContainerPlan, Intent, PodPlan, PodState
 from hpk_kubelet.spec.status import build_status, same_status
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Facts:
     rejected: tuple[str, str] | None = None
     waiting: Waiting | None = None  # while there is no job
     container_waiting: dict[str, Waiting] = field(default_factory=dict)
+    ephemeral_plans: dict[str, ContainerPlan] = field(default_factory=dict)  # by name
     asked: float = 0.0  # time.monotonic() when the pod was first asked to end
     start_time: float = 0.0
     sent: Object | None = None  # the status that was computed last
@@ -182,12 +183,10 @@ class Facts:
         )
 
     def _image_ids(self) -> dict[str, str]:
-        if self.plan is None:
-            return {}
-        return {
-            c["name"]: c["image"]["id"]
-            for c in (*self.plan["initContainers"], *self.plan["containers"])
-        }
+        plans = list(self.ephemeral_plans.values())
+        if self.plan is not None:
+            plans += (*self.plan["initContainers"], *self.plan["containers"])
+        return {c["name"]: c["image"]["id"] for c in plans}
 
     def say(
         self,
@@ -209,4 +208,5 @@ class Facts:
 
     def field_path(self, container: str) -> str:
         assert self.last is not None
-        return next((path for c, path in containers(self.last) if c["name"] == container), "")
+        known = [*containers(self.last), *ephemeral_containers(self.last)]
+        return next((path for c, path in known if c["name"] == container), "")

@@ -13,6 +13,7 @@ from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action, Progress, Want, decide
 from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.ending import Ending
+from hpk_kubelet.node.ephemeral import Ephemeral
 from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.jobs import active
 from hpk_kubelet.node.prepare import refresh_volumes
@@ -31,7 +32,7 @@ _VERDICT = 20.0  # seconds that Slurm has to say why it told an agent to end
 _OWN_RETRY = (Action.PREPARE, Action.SUBMIT, Action.CANCEL)  # their results come later
 
 
-class Pod(Starting, Ending):
+class Pod(Starting, Ending, Ephemeral):
     """Started with `start`; lives until the pod's object, job and directory are gone."""
 
     def start(self) -> None:
@@ -44,6 +45,7 @@ class Pod(Starting, Ending):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.stop_ephemeral()
 
     # --- news
 
@@ -149,6 +151,7 @@ class Pod(Starting, Ending):
                 self._refresh_due = now + random.uniform(*REFRESH)
                 self._refreshing = asyncio.create_task(self._refresh())
             pause = min(pause, max(1.0, self._refresh_due - now))
+            pause = min(pause, self.begin_ephemeral())
         return pause
 
     def _tell(self) -> float:

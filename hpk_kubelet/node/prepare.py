@@ -23,7 +23,7 @@ from hpk_kubelet.node.store import PodDir
 from hpk_kubelet.spec.build import build_plan, etc_files
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import PlanInputs
-from hpk_kubelet.spec.plan import PodPlan
+from hpk_kubelet.spec.plan import ContainerPlan, PodPlan
 from hpk_kubelet.spec.references import image_pull_secrets, references
 from hpk_kubelet.spec.resources import granted
 from hpk_kubelet.volumes import (
@@ -86,8 +86,24 @@ def containers(pod: Object) -> list[tuple[Object, str]]:
     ]
 
 
-async def pull_images(pod: Object, node: Node, site: Site, say: Say) -> dict[str, Image]:
-    """The image of each container; PullFailed once all pulls have ended."""
+def ephemeral_containers(pod: Object) -> list[tuple[Object, str]]:
+    """Those of `kubectl debug`, each with its field path."""
+    return [
+        (container, f"spec.ephemeralContainers{{{container['name']}}}")
+        for container in pod["spec"].get("ephemeralContainers") or ()
+    ]
+
+
+async def pull_images(
+    pod: Object,
+    node: Node,
+    site: Site,
+    say: Say,
+    all_of_them: Sequence[tuple[Object, str]] = (),
+) -> dict[str, Image]:
+    """The image of each container (the pod's, unless others are named); PullFailed once all pulls
+    have ended."""
+    all_of_them = all_of_them or containers(pod)
     names = image_pull_secrets(pod)
     keyring = Keyring()
     if names:
@@ -110,7 +126,6 @@ async def pull_images(pod: Object, node: Node, site: Site, say: Say) -> dict[str
         say("Normal", "Pulled", message, path)
         return pulled
 
-    all_of_them = containers(pod)
     results = await asyncio.gather(*(one(*container) for container in all_of_them))
     by_name = {c["name"]: r for (c, _), r in zip(all_of_them, results, strict=True)}
     failures = {name: r for name, r in by_name.items() if isinstance(r, ImagePullError)}
@@ -211,6 +226,46 @@ async def prepare(
     directory.write_plan(plan, script, etc_files(pod))
     crash_point(site.paths.run, "planned")
     return Prepared(plan, tokens)
+
+
+async def prepare_ephemeral(
+    pod: Object,
+    container: Object,
+    node: Node,
+    site: Site,
+    directory: PodDir,
+    *,
+    say: Say,
+    services: Sequence[Object],
+) -> ContainerPlan:
+    """What the agent of a running pod needs to start one ephemeral container: it is planned as the
+    only container of a pod that is never restarted. Raises as `prepare` does."""
+    spec = {**pod["spec"], "restartPolicy": "Never", "initContainers": []}
+    alone = {**pod, "spec": {**spec, "containers": [container]}}
+    path = f"spec.ephemeralContainers{{{container['name']}}}"
+    images = await pull_images(pod, node, site, say, [(container, path)])
+    objects, _, volumes = await fetch_volumes(alone, node, site, directory.path, {})
+    inputs = PlanInputs(
+        objects=objects,
+        images=images,
+        resolve_user=resolve_user,
+        volumes={name: volume.plan for name, volume in volumes.items()},
+        services=services,
+        api_host=site.api_host,
+        api_port=site.api_port,
+        allocatable=node.allocatable,
+        pod_dir=directory.path,
+        agent_token="",
+        kubelet_address=site.paths.kubelet,
+        ca=site.paths.pki / "ca.crt",
+        local_dir=site.config.local_dir,
+        created=time.time(),
+        start_time=time.time(),
+    )
+    plan = build_plan(alone, inputs)["containers"][0]
+    if container.get("targetContainerName"):
+        plan["targetContainer"] = container["targetContainerName"]
+    return plan
 
 
 def write(pod: Object, volumes: Mapping[str, Volume]) -> None:

@@ -64,6 +64,8 @@ class Worker(Facts):
         self._deleted = False
         self._told_seq = -1
         self._ran = False
+        self._handing: dict[str, asyncio.Task[None]] = {}  # ephemeral containers being prepared
+        self._ephemeral_retries: dict[str, Backoff] = {}
         self.untold: list[AgentEvent] = []  # of the journal, read before the object was known
 
     def wake(self) -> None:

@@ -21,7 +21,7 @@ from hpk_kubelet.agent.wire import (
     encode_message,
 )
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.spec.plan import AgentEvent, PodPlan, PodState
+from hpk_kubelet.spec.plan import AgentEvent, ContainerPlan, PodPlan, PodState
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +142,10 @@ class Agent:
     def stop(self, grace: int) -> None:
         """Asks for the pod's end; again with a smaller grace shortens it."""
         self.send({"type": "stop", "gracePeriodSeconds": grace})
+
+    def start_container(self, plan: ContainerPlan) -> None:
+        """An ephemeral container; one whose name the agent knows already is not started again."""
+        self.send({"type": "container", "container": plan})
 
     def open(self, kind: str, **arguments: Any) -> Stream:
         """Opens a stream; `arguments` as wire.py lists them for the kind."""

@@ -130,7 +130,8 @@ class KubeletServer:
         pod = self._pod(request)
         container = request.match_info["container"]
         spec = pod.object["spec"]
-        known = [c["name"] for c in (*spec["containers"], *spec.get("initContainers", ()))]
+        kinds = ("containers", "initContainers", "ephemeralContainers")
+        known = [c["name"] for kind in kinds for c in spec.get(kind) or ()]
         name = pod.object["metadata"]["name"]
         if container not in known:
             raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{name}"')

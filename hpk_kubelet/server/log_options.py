@@ -77,7 +77,7 @@ def log_state(status: Mapping[str, Any], pod: str, container: str, previous: boo
     entry = next(
         (
             entry
-            for key in ("containerStatuses", "initContainerStatuses")
+            for key in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
             for entry in status.get(key) or ()
             if entry["name"] == container
         ),

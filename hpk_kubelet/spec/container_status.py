@@ -22,6 +22,24 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def ephemeral_statuses(pod: Object, observed: Observed) -> list[Object]:
+    """ephemeralContainerStatuses; they say neither ready nor started."""
+    statuses = [
+        _status(pod, container, observed, init=False)
+        for container in pod["spec"].get("ephemeralContainers") or []
+    ]
+    for status in statuses:
+        status["ready"] = False
+        status.pop("started", None)
+        if "waiting" in status["state"] and status["state"]["waiting"]["reason"] == (
+            "PodInitializing"
+        ):
+            status["state"]["waiting"]["reason"] = "ContainerCreating"
+    if observed.ended or (observed.state and observed.state["finished"]):
+        _end(pod, statuses, [], observed)
+    return statuses
+
+
 def container_statuses(pod: Object, observed: Observed) -> tuple[list[Object], list[Object]]:
     """(containerStatuses by name, initContainerStatuses in the order of the spec)."""
     init = [
@@ -103,7 +121,10 @@ def _fill(status: Object, state: ContainerState, observed: Observed, job: str) -
 def _waiting(pod: Object, name: str, state: ContainerState | None, observed: Observed) -> Object:
     said = dict(state.get("waiting") or {}) if state else {}
     if not said:
-        waiting = observed.container_waiting.get(name) or observed.waiting
+        waiting = observed.container_waiting.get(name)
+        first = next(iter(pod["spec"].get("initContainers") or pod["spec"]["containers"]))["name"]
+        if waiting is None and (name == first or not pod["spec"].get("initContainers")):
+            waiting = observed.waiting  # the others wait for the first one
         if waiting:
             said = {"reason": waiting.reason, "message": waiting.message}
     default = "PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating"
@@ -129,7 +150,7 @@ def _terminated(run: Terminated, container_id: str) -> Object:
 def _kept(pod: Object, name: str, observed: Observed) -> Object | None:
     """A container that ran is not unmade because its agent is out of reach for a while."""
     status = pod.get("status") or {}
-    for key in ("containerStatuses", "initContainerStatuses"):
+    for key in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for previous in status.get(key) or []:
             state = previous.get("state") or {}
             ran = "terminated" in (previous.get("lastState") or {})

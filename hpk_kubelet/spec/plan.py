@@ -98,6 +98,7 @@ class ContainerPlan(TypedDict):
     lifecycle: NotRequired[dict[str, Any]]  # postStart, preStop
     memoryLimit: NotRequired[int]  # bytes
     storageLimit: NotRequired[int]  # bytes of the writable layer and the logs
+    targetContainer: NotRequired[str]  # ephemeral: whose processes it shall see
     mpi: NotRequired[list[str]]  # words between `srun` and the program: this container is ranks
 
 

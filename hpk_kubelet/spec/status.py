@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from hpk_kubelet.spec.conditions import pod_conditions
-from hpk_kubelet.spec.container_status import container_statuses, timestamp
+from hpk_kubelet.spec.container_status import container_statuses, ephemeral_statuses, timestamp
 from hpk_kubelet.spec.inputs import Object
 from hpk_kubelet.spec.observed import Ended, Observed, Waiting
 from hpk_kubelet.spec.phase import Phase, pod_phase
@@ -38,6 +38,8 @@ def build_status(pod: Object, observed: Observed) -> Object:
     }
     if init or observed.failed:
         status["initContainerStatuses"] = init
+    if (pod["spec"].get("ephemeralContainers")) and not observed.failed:
+        status["ephemeralContainerStatuses"] = ephemeral_statuses(pod, observed)
     if reason:
         status["reason"] = reason
     if message:

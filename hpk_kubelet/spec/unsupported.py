@@ -68,11 +68,6 @@ def _of_pod(spec: Object) -> Iterator[Unsupported]:
             "dnsConfig is ignored unless dnsPolicy is None: pods on the host's network have the "
             "compute node's resolv.conf",
         )
-    for container in spec.get("ephemeralContainers") or []:
-        yield Unsupported(
-            "UnsupportedField",
-            f"ephemeral container {container['name']} is not run: HPK has none; use kubectl exec",
-        )
     for volume in spec.get("volumes") or []:
         medium = (volume.get("emptyDir") or {}).get("medium") or ""
         if medium.startswith("HugePages"):
