@@ -244,9 +244,10 @@ async def prepare_ephemeral(
     alone = {**pod, "spec": {**spec, "containers": [container]}}
     path = f"spec.ephemeralContainers{{{container['name']}}}"
     images = await pull_images(pod, node, site, say, [(container, path)])
-    objects, _, volumes = await fetch_volumes(alone, node, site, directory.path, {})
+    found, _ = await fetch_inputs(alone, node, site, directory.path, {})
+    volumes = resolve_volumes(alone, found)
     inputs = PlanInputs(
-        objects=objects,
+        objects=found.objects,
         images=images,
         resolve_user=resolve_user,
         volumes={name: volume.plan for name, volume in volumes.items()},

@@ -134,8 +134,14 @@ def test_waiting_has_the_most_particular_reason() -> None:
     )
     assert {s["name"]: s["state"]["waiting"] for s in result["containerStatuses"]} == {
         "b": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'},
-        "main": {"reason": "SlurmResources", "message": "waiting for nodes"},
+        # it waits for the first init container, as in the kubelet, and that one for Slurm
+        "main": {"reason": "PodInitializing"},
     }
+    assert result["initContainerStatuses"][0]["state"]["waiting"] == {
+        "reason": "SlurmResources", "message": "waiting for nodes",
+    }  # fmt: skip
+    plain = status(pod(), waiting=Waiting("SlurmResources"))
+    assert shown(plain)["main"] == "waiting SlurmResources"
     assert shown(status(whole))["main"] == "waiting PodInitializing"
     assert condition(result, "Initialized") == {
         "status": "False", "reason": "ContainersNotInitialized",
@@ -438,3 +444,17 @@ def test_any_observation_gives_a_status_that_holds(
     if result["phase"] == "Succeeded":
         codes = [one["state"]["terminated"]["exitCode"] for one in result["containerStatuses"]]
         assert codes == [0, 0]
+
+
+def test_ephemeral_containers_have_a_status_of_their_own() -> None:
+    debugger = {"name": "debugger", "image": "busybox", "targetContainerName": "main"}
+    whole = pod(container("main"))
+    whole["spec"]["ephemeralContainers"] = [debugger]
+    assert status(whole)["ephemeralContainerStatuses"][0]["state"] == {
+        "waiting": {"reason": "ContainerCreating"}
+    }
+    result = status(whole, agent_says(main=running(), debugger=running()))
+    one = result["ephemeralContainerStatuses"][0]
+    assert "running" in one["state"] and one["ready"] is False and "started" not in one
+    assert [s["name"] for s in result["containerStatuses"]] == ["main"]
+    assert result["phase"] == "Running"
