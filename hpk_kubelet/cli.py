@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -164,20 +164,43 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as e:
-        log = _write_traceback()
-        print(
-            f"hpk: this is a bug: {type(e).__name__}: {e}; the details are in {log}",
-            file=sys.stderr,
-        )
+        if isinstance(e, OSError) and e.errno in _SITE:
+            print(f"hpk: {_site_words(e)}", file=sys.stderr)
+        else:
+            text = f"this is a bug: {type(e).__name__}: {e}; {_write_traceback()}"
+            print(f"hpk: {text}", file=sys.stderr)
         sys.exit(1)
 
 
-def _write_traceback() -> Path:
+# What the file system says of itself, not of us.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SITE = (
+    *_FULL,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+    *(errno.EIO, errno.ESTALE, errno.ENODEV, errno.EMFILE, errno.ENFILE),
+)
+
+
+def _site_words(error: OSError) -> str:
+    """One sentence on a file system that refuses, and what to do about it."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in _FULL:
+        advice = "make room (hpk image gc), or set HPK_HOME or XDG_CACHE_HOME to another place"
+    else:
+        advice = "HPK_HOME and XDG_CACHE_HOME say where HPK keeps its files"
+    return f"{where}{error.strerror}; {advice}"
+
+
+def _write_traceback() -> str:
+    """Keeps the traceback being handled in hpk.log; says where that is."""
     log = Paths().log / "hpk.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
-        f.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}\n")
-    return log
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
+            f.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}\n")
+    except OSError as e:
+        return f"its details can't be kept in {log}: {e.strerror}"
+    return f"the details are in {log}"
 
 
 if __name__ == "__main__":

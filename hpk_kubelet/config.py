@@ -6,14 +6,24 @@ A wrong key, type or value is one sentence naming the file and the place.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import msgspec.yaml
 
 from hpk_kubelet.errors import HPKError
+
+_REGISTRY = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
+
+
+def _absolute(key: str, value: str, starts: tuple[str, ...] = ("/", "~/")) -> None:
+    """ValueError, which msgspec reports with the place, for what depends on where one stands."""
+    if value and not value.startswith(starts):
+        raise ValueError(f"{key}: {value!r} is not an absolute path")
 
 
 class ImageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -24,15 +34,21 @@ class ImageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     cache: str = ""
     """Where images are kept; the default is `images` under `cache_dir()`."""
 
+    def __post_init__(self) -> None:
+        _absolute("cache", self.cache)
+        for registry in self.insecure_registries:
+            if not _REGISTRY.fullmatch(registry):
+                raise ValueError(f"insecureRegistries: {registry!r} is not HOST or HOST:PORT")
+
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     partitions: tuple[str, ...] = ()
     """Partitions that become nodes; empty means every partition that is up for this user."""
-    poll_interval: float = 5.0
+    poll_interval: Annotated[float, msgspec.Meta(ge=0.5)] = 5.0
     """Seconds between two bulk queries of Slurm while nothing is expected to change."""
-    memory_overhead_mb: int = 192
+    memory_overhead_mb: Annotated[int, msgspec.Meta(ge=0)] = 192
     """Added to every job's `--mem` for the agent and the container runtime."""
-    default_memory_mb: int = 512
+    default_memory_mb: Annotated[int, msgspec.Meta(ge=1)] = 512
     """`--mem` of a pod that names neither a memory limit nor a request, before the overhead."""
     extra_flags: tuple[str, ...] = ()
     """sbatch flags added to every pod's job, before the pod's own (which win)."""
@@ -43,6 +59,9 @@ class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     """Directory for the data of PersistentVolumeClaims; the default is `volumes` in $HPK_HOME."""
     capacity: str = ""
     """How much all claims may ask for together (`500Gi`), where a quota says less than df."""
+
+    def __post_init__(self) -> None:
+        _absolute("path", self.path)
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -61,11 +80,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """URL that takes the place of `https://` in the addresses of official release downloads."""
     local_dir: str = ""
     """Node-local directory for writable layers and emptyDir; default $SLURM_TMPDIR or /tmp."""
-    max_pods: int = 1000
+    max_pods: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """`pods` capacity of every virtual node."""
     images: ImageConfig = ImageConfig()
     volumes: VolumeConfig = VolumeConfig()
     slurm: SlurmConfig = SlurmConfig()
+
+    def __post_init__(self) -> None:
+        _absolute("components", self.components)
+        _absolute("localDir", self.local_dir, ("/",))
+        if self.mirror and not self.mirror.startswith(("https://", "http://")):
+            raise ValueError(f"mirror: {self.mirror!r} is not an http:// or https:// URL")
+        if self.address:
+            try:
+                ipaddress.IPv4Address(self.address)
+            except ValueError:
+                raise ValueError(f"address: {self.address!r} is not an IPv4 address") from None
 
 
 class Paths:
@@ -105,6 +135,8 @@ def load_config(paths: Paths) -> Config:
         raw = paths.config.read_bytes()
     except FileNotFoundError:
         return Config()
+    except OSError as e:
+        raise HPKError(f"{paths.config} can't be read: {e.strerror}") from None
     try:
         return msgspec.yaml.decode(raw or b"{}", type=Config)
     except msgspec.MsgspecError as e:

@@ -106,9 +106,13 @@ def named_directories() -> list[Path]:
     """The directories the user names: HPK_COMPONENTS (`:` between several), then the config's;
     last `components` beside the environment HPK is installed in, for installations that several
     people share."""
-    named = [*os.environ.get("HPK_COMPONENTS", "").split(":"), load_config(Paths()).components]
-    shared = Path(sys.prefix).parent / "components"
-    return [*(Path(n).expanduser() for n in named if n), shared]
+    named = [Path(n).expanduser() for n in os.environ.get("HPK_COMPONENTS", "").split(":") if n]
+    if configured := load_config(Paths()).components:
+        directory = Path(configured).expanduser()
+        if not directory.is_dir():
+            raise HPKError(f"{Paths().config}: components: {directory} is not a directory")
+        named.append(directory)
+    return [*named, Path(sys.prefix).parent / "components"]
 
 
 def prints_version(path: Path, wanted: Recipe) -> bool:

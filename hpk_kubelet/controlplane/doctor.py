@@ -152,9 +152,14 @@ def tun() -> Finding:
 
 def state_file_system(paths: Paths) -> Iterator[Finding]:
     """flock, shared mmap and fsync where etcd's data will be: done, not looked up."""
-    directory = make_private_dir(paths.etcd)
-    probe = directory / f".doctor-{os.uname().nodename}-{os.getpid()}"
     move = "set HPK_STATE to a directory on another file system"
+    try:
+        directory = make_private_dir(paths.etcd)
+    except OSError as e:
+        advice = "set HPK_HOME to a directory of yours that all nodes share"
+        yield Finding("fail", "state", f"{e.filename or paths.etcd}: {e.strerror}; {advice}")
+        return
+    probe = directory / f".doctor-{os.uname().nodename}-{os.getpid()}"
     try:
         with probe.open("w+b") as f:
             f.write(b"\0" * 4096)
@@ -181,7 +186,8 @@ def state_file_system(paths: Paths) -> Iterator[Finding]:
     except OSError as e:
         yield Finding("fail", "state", f"{directory}: {e.strerror}; {move}")
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def _fsync_seconds(fd: int) -> float:
@@ -229,8 +235,13 @@ def compute_node(paths: Paths) -> Iterator[Finding]:
         yield Finding("warn", "compute node", "no srun here, so none was tried")
         return
     token = secrets.token_hex(8)
-    mark = make_private_dir(paths.run) / f"doctor-{os.getpid()}"
-    mark.write_text(token)
+    try:
+        mark = make_private_dir(paths.run) / f"doctor-{os.getpid()}"
+        mark.write_text(token)
+    except OSError as e:
+        text = f"none was tried, since {e.filename or paths.run} can't be written: {e.strerror}"
+        yield Finding("fail", "compute node", text)
+        return
     try:
         code, out, err = _trial(mark)
     finally:
