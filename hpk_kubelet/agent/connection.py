@@ -143,6 +143,9 @@ class Connection:
                         self._pod.stop(float(message["gracePeriodSeconds"]))
                     elif message["type"] == "container":
                         self._pod.add_ephemeral(message["container"])
+                    elif message["type"] == "network":
+                        if self._pod.setup.network is not None:
+                            self._pod.setup.network.tell(message["facts"])
                     else:
                         streams.message(message)
         finally:

@@ -231,8 +231,15 @@ class NodeRuntime(NamedTuple):
     scratch: str  # the job's directory on this node
     ptmx: str  # where the pod's pseudo terminals are made
     gpus: Optional[str]
+    netns: int  # descriptor of the pod's network namespace; -1: the node's
     fields: Dict[str, str]  # late fields and podHostname
     job: Dict[str, str]  # the job's environment
+
+
+def join_network(runtime: NodeRuntime) -> None:
+    """This child is in the pod's network."""
+    if runtime.netns >= 0:
+        syscalls.setns(runtime.netns, syscalls.CLONE_NEWNET)
 
 
 def see_own_processes() -> None:
@@ -310,6 +317,10 @@ def spawn(
     else:
         ends = open_streams(runtime.ptmx if container["tty"] else "", container["stdin"])
 
+    def before() -> None:
+        join_network(runtime)
+        see_own_processes()
+
     def execute() -> NoReturn:
         os.execve(argv[0], argv, env)
 
@@ -319,7 +330,7 @@ def spawn(
             pass_on(child)
         syscalls.die_with_parent(signal.SIGKILL)
         os.setsid()
-        see_own_processes()
+        before()
         execute()
 
     def join() -> None:
@@ -328,4 +339,4 @@ def spawn(
 
     if beside:
         return fork_program(program, ends, join, execute_beside)
-    return fork_program(program, ends, see_own_processes, execute)
+    return fork_program(program, ends, before, execute)

@@ -7,7 +7,14 @@ import signal
 from typing import TYPE_CHECKING, List, NoReturn
 
 from . import syscalls
-from .container import Process, container_env, fork_program, open_streams, pass_on
+from .container import (
+    Process,
+    container_env,
+    fork_program,
+    join_network,
+    open_streams,
+    pass_on,
+)  # fmt: skip
 from .fds import Output, chunks
 from .launcher import PROGRAM_FD
 from .program import read_outcome, start_program
@@ -51,6 +58,7 @@ def enter_container(runner: "Runner", command: List[str], tty: bool, stdin: bool
     )  # fmt: skip
 
     def join() -> None:
+        join_network(setup.runtime)
         for fd, kind in spaces:
             syscalls.setns(fd, kind)
         os.fchdir(root)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from .connection import resolved
+from .sockets import connect
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -87,7 +88,9 @@ async def http_get(action: Dict[str, Any], runner: "Runner") -> Tuple[int, str]:
     request = "GET %s HTTP/1.1\r\n" % (path if path.startswith("/") else "/" + path)
     request += "".join("%s: %s\r\n" % item for item in headers.items()) + "\r\n"
     try:
-        reader, writer = await asyncio.open_connection(resolved(host), port, ssl=context)
+        reader, writer = await connect(
+            runner.pod.setup.runtime.netns, resolved(host), port, context
+        )
     except OSError as e:
         raise HookError('Get "%s": dial tcp %s:%d: connect: %s'
                         % (url, host, port, reason(e))) from None  # fmt: skip
@@ -110,7 +113,7 @@ async def tcp_connect(action: Dict[str, Any], runner: "Runner") -> None:
     host = action.get("host") or runner.pod.setup.runtime.fields["podIP"]
     port = int(action["port"])
     try:
-        _, writer = await asyncio.open_connection(resolved(host), port)
+        _, writer = await connect(runner.pod.setup.runtime.netns, resolved(host), port)
     except OSError as e:
         raise HookError("dial tcp %s:%d: connect: %s"
                         % (host, port, reason(e))) from None  # fmt: skip

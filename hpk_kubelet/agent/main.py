@@ -13,8 +13,9 @@ from .namespaces import NamespaceError
 from .setup import PodSetup, Run
 from .volumes import VolumeError
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 REFRESH_AFTER = 60.0
+FIRST_PATIENCE, PATIENCE = 5.0, 1.0  # seconds for the pod's network, before it is said
 
 
 class Starting:
@@ -104,6 +105,8 @@ def start(starting: Starting) -> None:
     """Enters the pod's namespaces and starts what may start at once."""
     plan = starting.plan
     starting.setup = PodSetup(plan, starting.pod_dir, dict(os.environ))
+    if not connect(starting):
+        return
     try:
         starting.setup.prepare_volumes()
     except VolumeError as e:
@@ -116,6 +119,35 @@ def start(starting: Starting) -> None:
             starting.runs[container["name"]] = starting.setup.start(container, 0)
         except StartError as e:
             starting.refused[container["name"]] = e
+
+
+def connect(starting: Starting) -> bool:
+    """Waits for the pod's network, with a reason in the journal when it takes long; False when
+    the pod was told to end meanwhile."""
+    assert starting.setup is not None
+    if starting.setup.network is None:
+        starting.setup.connect()
+        return True
+    from .podnet import NetworkNotReady
+
+    said = ""
+    patience = FIRST_PATIENCE
+    while not starting.terminated:
+        try:
+            starting.setup.connect(patience)
+            return True
+        except NetworkNotReady as e:
+            if str(e) != said:
+                from .refresh import waiting_state
+
+                said = str(e)
+                event = {
+                    "time": time.time(), "type": "Warning", "reason": "FailedCreatePodSandBox",
+                    "message": "Failed to create pod sandbox: the pod network: " + said,
+                }  # fmt: skip
+                starting.journal.write(waiting_state(starting.plan, said), [event])
+        patience = PATIENCE
+    return False
 
 
 def give_up(starting: Starting, error: Exception) -> int:

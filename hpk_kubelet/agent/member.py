@@ -26,8 +26,7 @@ def hold(spec: str) -> int:
         pod.enter_users()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         pod.map_users()
-        make_netns()
-        netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        netns = make_netns()
         pod.join(netns)
         os.close(netns)
         said = ""

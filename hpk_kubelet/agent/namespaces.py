@@ -1,7 +1,8 @@
 """The pod's own namespaces, made by the agent for itself: user, mount, IPC and UTS, and a PID
 namespace for its children.
 
-The network is the host's; a pod network joins here. Inside the user namespace the user is root,
+The agent stays in the node's network; its children join the pod's (podnet.py), unless that is the
+node's, too. Inside the user namespace the user is root,
 which is nothing outside of it, and may mount and become any mapped user. Everything of the pod
 lives in the PID namespace, and a process that only waits is its init: when the agent dies, so does
 the init, and the kernel kills the rest. In it every container has a PID namespace of its own
@@ -13,10 +14,13 @@ import os
 import platform
 import signal
 import socket
-from typing import List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple
 
 from . import syscalls
 from .launcher import IGNORE, MACHINES, Launcher, sealed
+
+if TYPE_CHECKING:
+    from .podnet import PodNetwork
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -120,33 +124,46 @@ def map_identity(pid: int) -> Mapping:
     return Mapping(*counts)
 
 
-def enter(hostname: str, rank: bool = False) -> Mapping:
+class Entered(NamedTuple):
+    """Where `enter` has moved this process."""
+
+    mapping: Mapping
+    netns: int  # descriptor of the pod's network namespace; -1: the node's own
+
+
+def enter(hostname: str, rank: bool = False, network: "Optional[PodNetwork]" = None) -> Entered:
     """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's.
-    An MPI rank keeps the node's IPC, too, and needs no other ids than its own."""
+    An MPI rank keeps the node's IPC, too, and needs no other ids than its own. With `network`,
+    which this process joins only by its children, there is a network namespace for them."""
     uid, gid = os.getuid(), os.getgid()
-    helper = None if rank else _Mapper.prepare(uid, gid)
+    helper = None if rank or network else _Mapper.prepare(uid, gid)
     flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
     if not rank:
         flags |= syscalls.CLONE_NEWIPC
     if hostname:
         flags |= syscalls.CLONE_NEWUTS
+    if network:
+        network.enter_users()
     try:
         syscalls.unshare(flags)
     except OSError as e:
         raise refused(str(e.strerror)) from None
-    mapping = helper.run() if helper else None
+    mapping = network.map_users() if network else helper.run() if helper else None
     if mapping is None:
         mapping = map_alone(uid, gid)
     # mounts of the node still arrive (automounted homes), none of ours leaves
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SLAVE)
     if hostname:
         socket.sethostname(hostname)
-    _start_init()
-    return mapping
+    netns = _start_init(network is not None)
+    if network:
+        network.join(netns)
+    return Entered(mapping, netns)
 
 
-def _start_init() -> None:
-    """The first child after the PID namespace was made: its init. It ends with this process."""
+def _start_init(own_network: bool) -> int:
+    """The first child after the PID namespace was made: its init. It ends with this process. The
+    pod's network namespace is first of all this child's; answers its descriptor, or -1."""
     if platform.machine() not in MACHINES:
         raise NamespaceError(
             "HPK's agent runs on %s; this node is %s" % (" and ".join(MACHINES), platform.machine())
@@ -156,11 +173,16 @@ def _start_init() -> None:
     for _ in range(8):  # waits for ever: no signal that it handles can end it
         todo.call("ppoll", 0, 0, 0, 0, 0, on_error=IGNORE)
     memory = sealed(todo.program(platform.machine()))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         try:
             syscalls.die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans' ends are nobody's business
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if own_network:
+                from .podnet import make_netns
+
+                socket.send_fds(theirs, [b"1"], [make_netns()])
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
@@ -169,6 +191,15 @@ def _start_init() -> None:
         finally:
             os._exit(1)
     os.close(memory)
+    theirs.close()
+    with ours:
+        if not own_network:
+            return -1
+        _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        if not fds:
+            raise NamespaceError("the pod's network namespace can't be made")
+        os.set_inheritable(fds[0], False)
+        return int(fds[0])
 
 
 def _write(path: str, text: str) -> None:

@@ -181,9 +181,11 @@ def take_address(node: Netlink, subnet: str, index: int) -> str:
     raise OSError(errno.EADDRNOTAVAIL, "all addresses of this node's subnet %s are taken" % subnet)
 
 
-def make_netns() -> None:
-    """This process gets a network namespace with nothing but its loopback device."""
+def make_netns() -> int:
+    """This process gets a network namespace with nothing but its loopback device; answers a
+    descriptor of it."""
     syscalls.unshare(syscalls.CLONE_NEWNET)
     netlink = Netlink()
     netlink.set_up("lo")
     netlink.close()
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

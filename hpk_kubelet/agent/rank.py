@@ -30,6 +30,7 @@ def run_rank(plan: Dict[str, Any], pod_dir: str, name: str) -> int:
     setup = None
     try:
         setup = PodSetup(plan, pod_dir, job, rank=rank)
+        setup.connect()
         setup.prepare_volumes()
         return _attend(setup.start_rank(container), container)
     except (NamespaceError, StartError, VolumeError) as e:

@@ -49,7 +49,8 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
             if words != said:
                 said = words
                 note("the plan waited in the queue and needs a fresh one: %s" % words)
-                starting.journal.write(waiting_state(starting.plan, words), [])
+                why = "waiting for the kubelet to refresh the pod's plan: %s" % words
+                starting.journal.write(waiting_state(starting.plan, why), [])
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), delay)
         delay = min(delay * 2, LONGEST_RETRY)
@@ -102,7 +103,7 @@ def waiting_state(plan: Dict[str, Any], words: str) -> Dict[str, Any]:
     """Every container waits; `words` say for what ("": the kubelet is just being asked)."""
     waiting = {"reason": "ContainerCreating"}
     if words:
-        waiting["message"] = "waiting for the kubelet to refresh the pod's plan: %s" % words
+        waiting["message"] = words
     first = (plan["initContainers"] or plan["containers"])[0]["name"]
     names = [c["name"] for c in plan["initContainers"] + plan["containers"]]
     return {

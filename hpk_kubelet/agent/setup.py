@@ -11,15 +11,19 @@ import socket
 import stat
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
 from . import namespaces, syscalls
 from .container import Mount, NodeRuntime, Process, StartError, find_apptainer, open_streams, spawn
 from .devices import make_devices
+from .etc import hosts_file, node_text, resolver_file
 from .journal import note
 from .logs import path_of
 from .outside import Outside
-from .volumes import container_mounts, hosts_file, inside, prepare_volume
+from .volumes import container_mounts, inside, prepare_volume
+
+if TYPE_CHECKING:
+    from .podnet import PodNetwork
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
 STALE = 60.0  # seconds: younger directories may just be about to be locked
@@ -54,7 +58,13 @@ class PodSetup:
         self._mpi = any(container.get("mpi") for container in plan["containers"])
         if self._mpi and not rank:
             self.outside = Outside()
-        mapping = namespaces.enter(plan["hostname"], rank=bool(rank))
+        self.network: Optional[PodNetwork] = None
+        if plan["network"]["mode"] == "rootless":
+            from . import podnet
+
+            self.network = podnet.PodNetwork(plan["network"])
+        entered = namespaces.enter(plan["hostname"], rank=bool(rank), network=self.network)
+        mapping = entered.mapping
         base = plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
         agents = os.path.join(base, "hpk-%d-%s" % (self.uid, self.job_id))
         self.scratch = agents + "." + rank if rank else agents
@@ -80,20 +90,36 @@ class PodSetup:
             scratch=self.scratch,
             ptmx=os.path.join(self.dev, "pts", "ptmx"),
             gpus=plan.get("gpus"),
+            netns=entered.netns,
             fields={
-                "podIP": self.host_ip,
-                "podIPs": self.host_ip,
-                "hostIP": self.host_ip,
-                "hostIPs": self.host_ip,
                 "hostname": own_hostname,
                 "podHostname": plan["hostname"] or own_hostname,
             },
             job=job,
         )
-        self._hosts = os.path.join(self.scratch, "hosts")
-        with open(self._hosts, "w", encoding="utf-8", errors="surrogateescape") as f:
-            f.write(hosts_file(plan, self.host_ip))
-        os.chmod(self._hosts, 0o644)
+        self._etc: Dict[str, str] = {}  # path in the containers → path on the node
+
+    def connect(self, patience: Optional[float] = None) -> None:
+        """Gives the pod its address, and what tells its containers of it. NetworkNotReady if there
+        is no network for it within `patience` seconds; it can be called again."""
+        address = self.host_ip
+        loopback = ""
+        if self.network is not None:
+            from .nodenet import RESOLVER
+
+            address, self.host_ip = self.network.place(patience)
+            loopback = RESOLVER
+        for name, value in (("podIP", address), ("hostIP", self.host_ip)):
+            self.runtime.fields[name] = self.runtime.fields[name + "s"] = value
+        self._write_etc("hosts", hosts_file(self.plan["hosts"], node_text("/etc/hosts"), address))
+        resolver = resolver_file(self.plan["resolver"], node_text("/etc/resolv.conf"), loopback)
+        self._write_etc("resolv.conf", resolver)
+
+    def _write_etc(self, name: str, text: str) -> None:
+        path = self._etc["/etc/" + name] = os.path.join(self.scratch, name)
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as f:
+            f.write(text)
+        os.chmod(path, 0o644)
 
     def prepare_volumes(self) -> None:
         """Makes what is not there yet; VolumeError leaves the rest for the next try."""
@@ -174,8 +200,7 @@ class PodSetup:
     def _mounts(self, container: Dict[str, Any], folder: str, number: int) -> List[Mount]:
         own = {mount["target"].rstrip("/") for mount in container["mounts"]}
         mounts = [Mount(self.dev, "/dev", False)]
-        etc = {**self.plan["etc"], "/etc/hosts": self._hosts}
-        mounts += [Mount(source, target, False) for target, source in etc.items()]
+        mounts += [Mount(source, target, False) for target, source in self._etc.items()]
         target = container["terminationMessagePath"]
         if target:
             message = os.path.join(folder, "message")
@@ -220,6 +245,8 @@ class PodSetup:
         """Removes everything of the pod on this node."""
         if self.outside:
             self.outside.close()
+        if self.network is not None:
+            self.network.close()
         try:
             syscalls.umount(self.mounts, syscalls.MNT_DETACH)
             os.rmdir(self.mounts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 from . import logs, wire
 from .enter import ExecError, Execution
 from .fds import writable
+from .sockets import connect
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -304,7 +305,7 @@ def _log_number(runner: "Runner", previous: bool) -> int:
 async def _port_forward(stream: Stream, message: Dict[str, Any], pod: "Pod") -> None:
     port = int(message["port"])
     try:
-        reader, writer = await _connect_local(port)
+        reader, writer = await _connect_local(pod.setup.runtime.netns, port)
     except OSError as e:
         raise StreamError(
             "failed to connect to localhost:%d of pod %s: %s"
@@ -336,12 +337,14 @@ async def _port_forward(stream: Stream, message: Dict[str, Any], pod: "Pod") -> 
         writer.close()
 
 
-async def _connect_local(port: int) -> Tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect_local(
+    netns: int, port: int
+) -> Tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """The pod's loopback, IPv4 before IPv6."""
     error: Optional[OSError] = None
     for host in ("127.0.0.1", "::1"):
         try:
-            return await asyncio.open_connection(host, port)
+            return await connect(netns, host, port)
         except OSError as e:
             error = error or e
     assert error is not None

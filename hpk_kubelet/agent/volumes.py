@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
 from . import syscalls
 from .container import Mount, StartError, complete
@@ -209,17 +209,3 @@ def _stage(volume: str, sub_path: str, place: str) -> str:
     finally:
         os.close(fd)
     return place
-
-
-def hosts_file(plan: Dict[str, Any], pod_ip: str) -> str:
-    """The text of the containers' /etc/hosts."""
-    hosts = plan["hosts"]
-    try:
-        with open("/etc/hosts", encoding="utf-8", errors="surrogateescape") as f:
-            own = f.read()
-    except OSError:
-        own = "127.0.0.1\tlocalhost\n"
-    names: Sequence[str] = hosts["names"]
-    line = "%s\t%s\n" % (pod_ip, "\t".join(names)) if names else ""
-    text: str = hosts["header"] + own + "\n" + line + hosts["aliases"]
-    return text

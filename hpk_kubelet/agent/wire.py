@@ -20,6 +20,7 @@ Kubelet → agent:
     stop     {gracePeriodSeconds}     delete the pod: preStop, stop signal, grace, KILL. Again with
                                       a smaller value shortens the grace
     container {container: ContainerPlan}   an ephemeral container; ignored if its name is known
+    network  {facts: NetworkFacts}    the newest facts of the pod network
     open     {stream, kind, …}        kind "exec": container, command, tty, stdin
                                            "attach": container, tty, stdin
                                            "logs": container, previous, follow, tailLines,

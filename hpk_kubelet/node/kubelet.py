@@ -25,7 +25,7 @@ from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent, AgentServer
 from hpk_kubelet.slurm.backend import Backend, Cancel, Partition, UnreachableError
-from hpk_kubelet.spec.plan import AgentEvent, PodPlan, PodState
+from hpk_kubelet.spec.plan import AgentEvent, NetworkFacts, PodPlan, PodState
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class Kubelet:
             self._adopt(directories)
             write_file(self.site.paths.kubelet, json.dumps(address).encode())
             self._group.create_task(self.jobs.run())
+            self._group.create_task(self.site.network.watch(self._network_changed))
             reflectors = [node.pods for node in self.nodes.values()]
             if reflectors:
                 # Service addresses become variables of pods; any node may see all Services.
@@ -266,6 +267,12 @@ class Kubelet:
     def agent_connected(self, agent: Agent, state: PodState, events: list[AgentEvent]) -> None:
         if (pod := self._pods.get(agent.uid)) is not None:
             pod.told(state, events)
+        if self.site.network.facts is not None:
+            agent.network(self.site.network.facts)
+
+    def _network_changed(self, facts: NetworkFacts) -> None:
+        for agent in self.agents.agents.values():
+            agent.network(facts)
 
     def agent_state(self, agent: Agent, state: PodState) -> None:
         if (pod := self._pods.get(agent.uid)) is not None:

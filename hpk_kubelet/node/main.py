@@ -21,6 +21,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images.store import ImageStore, default_root
 from hpk_kubelet.kube.client import Client
 from hpk_kubelet.node.kubelet import Kubelet
+from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.nodes import Host
 from hpk_kubelet.node.prepare import Site
 from hpk_kubelet.node.virtual_node import VirtualNode
@@ -92,6 +93,7 @@ async def serve(config: Config, paths: Paths) -> None:
         images,
         api.hostname or "",
         api.port or 443,
+        NetworkNews(paths, pki.cluster_id()),
     )
     paths.pods.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -18,9 +18,10 @@ from hpk_kubelet.images.store import Image, ImageStore, Policy, pulled_message
 from hpk_kubelet.images.users import resolve_user
 from hpk_kubelet.kube.client import Client
 from hpk_kubelet.node.crash import crash_point
+from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.objects import Key, Object, ObjectCache, Token, request_tokens
 from hpk_kubelet.node.store import PodDir
-from hpk_kubelet.spec.build import build_plan, etc_files
+from hpk_kubelet.spec.build import build_plan
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import PlanInputs
 from hpk_kubelet.spec.plan import ContainerPlan, PodPlan
@@ -60,6 +61,7 @@ class Site:
     images: ImageStore
     api_host: str
     api_port: int
+    network: NetworkNews
 
 
 class PullFailed(HPKError):
@@ -220,10 +222,11 @@ async def prepare(
             start_time=start_time,
             mpi=mpi,
             gpus=gpus,
+            network=site.network.plan(),
         ),
     )
     write(pod, volumes)
-    directory.write_plan(plan, script, etc_files(pod))
+    directory.write_plan(plan, script)
     crash_point(site.paths.run, "planned")
     return Prepared(plan, tokens)
 

@@ -88,7 +88,6 @@ class PodDir:
 
     def create(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.path / "etc").mkdir(mode=0o700, exist_ok=True)
 
     def intent(self) -> Intent | None:
         intent = _read_json(self.path / "intent.json")
@@ -103,10 +102,8 @@ class PodDir:
         whole = plan is not None and "agent" in plan and self.script.exists()
         return plan if whole else None  # type: ignore[return-value]
 
-    def write_plan(self, plan: PodPlan, script: str | None, etc: dict[str, str]) -> None:
+    def write_plan(self, plan: PodPlan, script: str | None) -> None:
         """The script goes last: with it the preparation is complete. None leaves the script."""
-        for name, text in etc.items():
-            write_file(self.path / "etc" / name, text.encode())
         # ASCII: env may hold lone surrogates (spec/plan.py), which UTF-8 has no bytes for.
         write_file(self.path / "plan.json", json.dumps(plan, separators=(",", ":")).encode())
         if script is not None:

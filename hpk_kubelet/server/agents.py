@@ -21,7 +21,7 @@ from hpk_kubelet.agent.wire import (
     encode_message,
 )
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.spec.plan import AgentEvent, ContainerPlan, PodPlan, PodState
+from hpk_kubelet.spec.plan import AgentEvent, ContainerPlan, NetworkFacts, PodPlan, PodState
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +146,10 @@ class Agent:
     def start_container(self, plan: ContainerPlan) -> None:
         """An ephemeral container; one whose name the agent knows already is not started again."""
         self.send({"type": "container", "container": plan})
+
+    def network(self, facts: NetworkFacts) -> None:
+        """Tells the newest facts of the pod network."""
+        self.send({"type": "network", "facts": facts})
 
     def open(self, kind: str, **arguments: Any) -> Stream:
         """Opens a stream; `arguments` as wire.py lists them for the kind."""

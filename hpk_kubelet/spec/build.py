@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import re
-
 from hpk_kubelet.spec.container import container_plan
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import Object, PlanInputs
-from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, HostsPlan, PodPlan
+from hpk_kubelet.spec.network import (
+    host_ports,
+    hostname_and_domain,
+    hosts_plan,
+    network_plan,
+    resolver_plan,
+    uses_host,
+)
+from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, PodPlan
 from hpk_kubelet.spec.resources import storage_limit
 from hpk_kubelet.spec.restart import pod_policy
 
 DEFAULT_GRACE = 30
-_HOSTNAME_MAX = 63
-_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
     """Everything the agent needs. ConfigError for the first container that can't be configured."""
     metadata, spec = pod["metadata"], pod["spec"]
-    host_network = bool(spec.get("hostNetwork"))
+    host_network = uses_host(pod)
+    network = network_plan(pod, inputs)
     name, domain = hostname_and_domain(pod, inputs.cluster_domain)
     hostname = "" if host_network else name
     if domain and spec.get("setHostnameAsFQDN") and not host_network:
@@ -38,7 +43,8 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
         name=metadata["name"],
         created=inputs.created,
         hostname=hostname,
-        network="host",
+        network=network,
+        hostPorts=host_ports(pod, network),
         shareProcessNamespace=bool(spec.get("shareProcessNamespace")),
         restartPolicy=pod_policy(pod),
         terminationGracePeriodSeconds=spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE),
@@ -52,12 +58,8 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
             for container in spec["containers"]
         ],
         volumes=dict(inputs.volumes),
-        etc={
-            "/etc/resolv.conf": str(inputs.pod_dir / "etc" / "resolv.conf")
-            if "resolv.conf" in etc_files(pod)
-            else "/etc/resolv.conf"
-        },
-        hosts=_hosts(pod, name, domain),
+        resolver=resolver_plan(pod, network, inputs.cluster_domain),
+        hosts=hosts_plan(pod, name, domain, network),
         agent=AgentPlan(
             token=inputs.agent_token,
             kubelet=str(inputs.kubelet_address),
@@ -86,60 +88,3 @@ def main_container(pod: Object) -> str:
     """The container whose program becomes MPI ranks: the one called `main`, else the first."""
     names: list[str] = [container["name"] for container in pod["spec"]["containers"]]
     return "main" if "main" in names else names[0]
-
-
-def etc_files(pod: Object) -> dict[str, str]:
-    """What the kubelet writes into the pod's `etc/`: resolv.conf where the pod brings its own
-    (dnsPolicy None); every other pod has the node's."""
-    spec = pod["spec"]
-    if spec.get("dnsPolicy") != "None":
-        return {}
-    config = spec.get("dnsConfig") or {}
-    lines = []
-    if config.get("searches"):
-        lines.append("search " + " ".join(dict.fromkeys(config["searches"])))
-    lines += [f"nameserver {server}" for server in dict.fromkeys(config.get("nameservers") or [])]
-    options = {o["name"]: o.get("value") or "" for o in config.get("options") or []}
-    if options:
-        words = [f"{name}:{value}" if value else name for name, value in options.items()]
-        lines.append("options " + " ".join(words))
-    return {"resolv.conf": "".join(line + "\n" for line in lines)}
-
-
-def hostname_and_domain(pod: Object, cluster_domain: str) -> tuple[str, str]:
-    """kubelet's GeneratePodHostNameAndDomain."""
-    spec, metadata = pod["spec"], pod["metadata"]
-    if spec.get("hostnameOverride"):
-        return _truncate(spec["hostnameOverride"]), ""
-    for key in ("hostname", "subdomain"):
-        if spec.get(key) and not _LABEL.fullmatch(spec[key]):
-            raise ConfigError(
-                f'pod {key.capitalize()} "{spec[key]}" is not a valid DNS label',
-                reason="ContainerCreating",
-            )
-    domain = ""
-    if spec.get("subdomain"):
-        domain = f"{spec['subdomain']}.{metadata['namespace']}.svc.{cluster_domain}"
-    return _truncate(spec.get("hostname") or metadata["name"]), domain
-
-
-def _truncate(hostname: str) -> str:
-    if len(hostname) <= _HOSTNAME_MAX:
-        return hostname
-    return hostname[:_HOSTNAME_MAX].rstrip("-.")
-
-
-def _hosts(pod: Object, hostname: str, domain: str) -> HostsPlan:
-    """The parts of kubelet's managed hosts file; on the host's network the node's own entries are
-    part of it, since ranks on other nodes are found by them."""
-    spec = pod["spec"]
-    names = [] if spec.get("hostNetwork") else [hostname]
-    if domain and names:
-        names = [f"{hostname}.{domain}", hostname]
-    entries = [
-        f"{alias['ip']}\t" + "\t".join(alias.get("hostnames") or []) + "\n"
-        for alias in spec.get("hostAliases") or []
-    ]
-    aliases = "\n# Entries added by HostAliases.\n" + "".join(entries) if entries else ""
-    header = "# Kubernetes-managed hosts file (host network).\n"
-    return HostsPlan(header=header, names=names, aliases=aliases)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hpk_kubelet.spec.plan import VolumePlan
+from hpk_kubelet.spec.plan import NetworkPlan, VolumePlan
 
 Object = dict[str, Any]
 """An API object as JSON."""
@@ -79,3 +79,4 @@ class PlanInputs:
     cluster_domain: str = "cluster.local"
     mpi: Sequence[str] | None = None  # words between `srun` and the main container's program
     gpus: Literal["nvidia", "rocm"] | None = None
+    network: NetworkPlan | None = None  # None: pods use their nodes' networks

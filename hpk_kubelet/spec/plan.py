@@ -13,7 +13,6 @@ On disk, in the pod's directory `$HPK_HOME/pods/UID` (0700, every file 0600):
     logs/CONTAINER/N.log   CRI log format, N is the restart count (rotated: N.log.TIMESTAMP)
     volumes/NAME/   configMap, secret, projected and downwardAPI volumes (kubelet's atomic
                     `..data` layout)
-    etc/            hosts, resolv.conf as the containers see them
     slurm.out       what Slurm and the job script itself printed
 """
 
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 LateField = Literal["podIP", "podIPs", "hostIP", "hostIPs", "hostname"]
 
@@ -155,12 +154,36 @@ class NetworkPlan(TypedDict):
 
 
 class HostsPlan(TypedDict):
-    """What the agent makes /etc/hosts of, in this order: header, the node's own /etc/hosts, a line
-    with the podIP and `names` if there are any, aliases."""
+    """What the agent makes /etc/hosts of, in this order: header, the node's own /etc/hosts if
+    `node` says so, a line with the podIP and `names` if there are any, aliases."""
 
     header: str
+    node: bool
     names: list[str]  # the pod's, fully qualified first
     aliases: str  # spec.hostAliases as lines, "" without
+
+
+class ResolverConfig(TypedDict):
+    nameservers: list[str]
+    searches: list[str]
+    options: list[str]  # NAME or NAME:VALUE
+
+
+class ResolverPlan(ResolverConfig):
+    """What the agent makes /etc/resolv.conf of: these, what `node` says of the node's own, and the
+    pod's `config` (spec.dnsConfig), whose options win."""
+
+    node: Literal["nothing", "searches", "everything"]
+    config: ResolverConfig
+
+
+class HostPortPlan(TypedDict):
+    """A port of the node that leads to one of the pod's."""
+
+    address: str  # of the node; "": all
+    port: int
+    target: int
+    protocol: Literal["TCP", "UDP"]
 
 
 class PodPlan(TypedDict):
@@ -170,7 +193,8 @@ class PodPlan(TypedDict):
     name: str
     created: float  # Unix seconds; an agent that starts over REFRESH_AFTER later asks for a new one
     hostname: str  # "": the node's own (hostNetwork: true)
-    network: Literal["host"]  # the pod's network mode
+    network: NetworkPlan
+    hostPorts: list[HostPortPlan]
     shareProcessNamespace: bool
     restartPolicy: Literal["Always", "OnFailure", "Never"]
     terminationGracePeriodSeconds: int
@@ -179,9 +203,7 @@ class PodPlan(TypedDict):
     initContainers: list[ContainerPlan]  # in order, sidecars among them
     containers: list[ContainerPlan]
     volumes: dict[str, VolumePlan]
-    # target path in every container without a mount of its own there → absolute source path; one
-    # that is not in the pod's directory is the node's own (/etc/resolv.conf):
-    etc: dict[str, str]
+    resolver: ResolverPlan
     hosts: HostsPlan
     storageLimit: NotRequired[int]  # bytes: the containers' together, and the emptyDirs on disk
     fsGroup: NotRequired[int]  # emptyDir belongs to this group: mode 02777

@@ -19,16 +19,18 @@ from hpk_kubelet.agent.container import (
     container_env,
     csv_field,
 )
+from hpk_kubelet.agent.etc import hosts_file, resolver_file
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.agent.journal import AlreadyStarted, Journal
 from hpk_kubelet.agent.namespaces import subordinate_range
+from hpk_kubelet.agent.nodenet import rules
+from hpk_kubelet.agent.podnet import candidates
 from hpk_kubelet.agent.probes import Threshold
 from hpk_kubelet.agent.restart import BackOff, duration, should_restart
 from hpk_kubelet.agent.streams import failure, internal_error
 from hpk_kubelet.agent.volumes import (
     VolumeError,
     container_mounts,
-    hosts_file,
     prepare_volume,
     resolve_sub_path,
 )
@@ -215,10 +217,48 @@ def test_a_sub_path_that_escapes_is_the_containers_error(tmp_path: Path) -> None
 
 
 def test_hosts_file() -> None:
-    plan = {"hosts": {"header": "# HPK\n", "names": ["web.x", "web"], "aliases": "1.2.3.4\tdb\n"}}
-    text = hosts_file(plan, "10.0.0.1")
-    assert text.startswith("# HPK\n")
-    assert text.endswith("\n10.0.0.1\tweb.x\tweb\n1.2.3.4\tdb\n")
+    hosts = {"header": "# HPK\n", "node": True, "names": ["web.x", "web"],
+             "aliases": "1.2.3.4\tdb\n"}  # fmt: skip
+    assert hosts_file(hosts, "node\n", "10.0.0.1") == (
+        "# HPK\nnode\n\n10.0.0.1\tweb.x\tweb\n1.2.3.4\tdb\n"
+    )
+    assert hosts_file({**hosts, "node": False}, "node\n", "10.0.0.1") == (
+        "# HPK\n10.0.0.1\tweb.x\tweb\n1.2.3.4\tdb\n"
+    )
+
+
+def test_resolver_file() -> None:
+    node = "domain old\nsearch site.org\nnameserver 127.0.0.53 # stub\noptions edns0 ndots:2\n"
+    none: dict[str, list[str]] = {"nameservers": [], "searches": [], "options": []}
+    cluster = {"nameservers": ["10.96.0.10"], "searches": ["svc"], "options": ["ndots:5"],
+               "node": "searches", "config": none}  # fmt: skip
+    assert resolver_file(cluster, node, "192.0.2.53") == (
+        "search svc site.org\nnameserver 10.96.0.10\noptions ndots:5\n"
+    )
+    own = {"nameservers": ["1.1.1.1"], "searches": ["a"], "options": ["ndots:1"]}
+    everything = {**none, "node": "everything", "config": own}
+    assert resolver_file(everything, node, "192.0.2.53") == (
+        "search site.org a\nnameserver 192.0.2.53\nnameserver 1.1.1.1\noptions edns0 ndots:1\n"
+    )
+    assert "nameserver 127.0.0.53\n" in resolver_file(everything, node, "")
+    nothing = {**none, "node": "nothing", "config": own}
+    assert resolver_file(nothing, node, "") == "search a\nnameserver 1.1.1.1\noptions ndots:1\n"
+
+
+def test_an_address_is_used_again_as_late_as_can_be() -> None:
+    found = candidates("10.244.3.1/24", 7)
+    assert (found[0], found[-1], len(found)) == ("10.244.3.9", "10.244.3.8", 253)
+    assert {"10.244.3.0", "10.244.3.1", "10.244.3.255"}.isdisjoint(found)
+    assert candidates("10.244.3.1/24", 253)[0] == "10.244.3.2"
+
+
+def test_the_rules_of_a_node_network() -> None:
+    facts = {"podCIDR": "10.244.0.0/16", "dns": {"address": "10.96.0.10", "target": "10.244.1.2"}}
+    text = rules(facts, "10.0.0.1")
+    assert "ip daddr 10.96.0.10 tcp dport 53 dnat to 10.244.1.2" in text
+    assert "ip daddr 10.0.0.1 dnat to 192.0.2.1" in text
+    facts["dns"] = {"address": "10.96.0.10", "target": ""}
+    assert "10.96.0.10" not in rules(facts, "10.0.0.1")
 
 
 def test_remove_tree_does_not_follow_links(tmp_path: Path) -> None:
@@ -369,7 +409,7 @@ def test_another_version_of_the_plan_is_refused_in_words(tmp_path: Path) -> None
     from hpk_kubelet.agent.main import read_plan
 
     (tmp_path / "plan.json").write_text('{"version": 99}')
-    assert "has version 99, this agent knows only 1" in read_plan(str(tmp_path))
+    assert "has version 99, this agent knows only 2" in read_plan(str(tmp_path))
     (tmp_path / "plan.json").write_text("{")
     assert "can't be read" in read_plan(str(tmp_path))
 

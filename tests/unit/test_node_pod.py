@@ -19,6 +19,7 @@ from hpk_kubelet.node import kubelet as kubelet_module
 from hpk_kubelet.node import pod as pod_module
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.kubelet import Kubelet
+from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.prepare import Prepared, PullFailed, Site
 from hpk_kubelet.slurm.backend import Job, Partition, SubmitError, UnreachableError
 from hpk_kubelet.slurm.script import comment
@@ -171,7 +172,7 @@ class World:
         self.failures = []  # of the next preparations
         self.paths = Paths(home)
         config = Config()
-        site = Site(config, self.paths, None, "api", 6443)
+        site = Site(config, self.paths, None, "api", 6443, NetworkNews(self.paths, "c"))
         self.kubelet = Kubelet(site, slurm, "c", Path("/agent"), self.make_node)
         self.kubelet.agents = SimpleNamespace(agents={})
 
@@ -194,7 +195,7 @@ class World:
             "initContainers": [],
             "containers": [{"name": "main", "image": {"id": "i"}}],
         }
-        directory.write_plan(plan, script, {})
+        directory.write_plan(plan, script)
         return Prepared(plan, {})
 
     def change(self, *, status=None, metadata=None):

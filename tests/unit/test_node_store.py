@@ -64,9 +64,9 @@ def test_a_plan_without_its_script_is_none(tmp_path):
     directory = PodDir(tmp_path / "uid")
     directory.create()
     plan = {"agent": {"token": "t"}, "env": "\udcff"}
-    directory.write_plan(plan, None, {"resolv.conf": "nameserver 1\n"})
+    directory.write_plan(plan, None)
     assert directory.plan() is None
-    directory.write_plan(plan, "#!/bin/sh\n", {})
+    directory.write_plan(plan, "#!/bin/sh\n")
     assert directory.plan() == plan
     (directory.path / "plan.json").write_bytes(b"")
     assert directory.plan() is None

@@ -11,7 +11,7 @@ from spec_samples import Config, Image, Object, container, inputs, pod
 
 from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.spec.build import build_plan, etc_files, main_container
+from hpk_kubelet.spec.build import build_plan, main_container
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.references import Reference, image_pull_secrets, references
 from hpk_kubelet.spec.resources import granted
@@ -52,16 +52,28 @@ def refused(**more: Any) -> ConfigError:
     return caught.value
 
 
+NODE_RESOLVER = {
+    "nameservers": [], "searches": [], "options": [], "node": "everything",
+    "config": {"nameservers": [], "searches": [], "options": []},
+}  # fmt: skip
+ROOTLESS: Object = {
+    "mode": "rootless",
+    "cluster": "c",
+    "facts": {"revision": 1, "dns": {"address": "10.96.0.10", "target": ""}},
+}
+
+
 def test_the_whole_plan_of_a_small_pod() -> None:
     whole = pod()
     assert build_plan(whole, inputs(whole)) == {
-        "version": 1,
+        "version": 2,
         "uid": "u-1",
         "namespace": "ns",
         "name": "p",
         "created": 1000.0,
         "hostname": "p",
-        "network": "host",
+        "network": {"mode": "host"},
+        "hostPorts": [],
         "shareProcessNamespace": False,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 30,
@@ -98,9 +110,10 @@ def test_the_whole_plan_of_a_small_pod() -> None:
             }
         ],
         "volumes": {},
-        "etc": {"/etc/resolv.conf": "/etc/resolv.conf"},
+        "resolver": {**NODE_RESOLVER},
         "hosts": {
             "header": "# Kubernetes-managed hosts file (host network).\n",
+            "node": True,
             "names": ["p"],
             "aliases": "",
         },
@@ -172,13 +185,14 @@ def test_the_whole_plan_of_a_large_pod() -> None:
         ),
     )
     assert {k: v for k, v in plan.items() if k not in ("containers", "initContainers")} == {
-        "version": 1,
+        "version": 2,
         "uid": "u-1",
         "namespace": "ns",
         "name": "p",
         "created": 1000.0,
         "hostname": "",
-        "network": "host",
+        "network": {"mode": "host"},
+        "hostPorts": [],
         "shareProcessNamespace": True,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
@@ -188,9 +202,10 @@ def test_the_whole_plan_of_a_large_pod() -> None:
             "v": {"kind": "hostPath", "path": "/x", "type": ""},
             "cm": {"kind": "directory", "path": "/p/volumes/cm"},
         },
-        "etc": {"/etc/resolv.conf": "/etc/resolv.conf"},
+        "resolver": {**NODE_RESOLVER},
         "hosts": {
             "header": "# Kubernetes-managed hosts file (host network).\n",
+            "node": True,
             "names": [],
             "aliases": "\n# Entries added by HostAliases.\n1.2.3.4\ta\tb\n",
         },
@@ -460,12 +475,48 @@ def test_a_resolver_of_its_own() -> None:
             "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}],
         },
     )
-    assert etc_files(whole) == {
-        "resolv.conf": "search a.b c\nnameserver 1.1.1.1\noptions ndots:2 edns0\n"
-    }
-    plan = build_plan(whole, inputs(whole))
-    assert plan["etc"] == {"/etc/resolv.conf": "/h/.hpk/pods/u-1/etc/resolv.conf"}
-    assert etc_files(pod()) == {}
+    own = {"nameservers": ["1.1.1.1", "1.1.1.1"], "searches": ["a.b", "c"],
+           "options": ["ndots:2", "edns0"]}  # fmt: skip
+    assert build_plan(whole, inputs(whole))["resolver"] == {
+        "nameservers": [], "searches": [], "options": [], "node": "nothing", "config": own
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "node", "nameservers"),
+    [
+        ({}, "searches", ["10.96.0.10"]),
+        ({"dnsPolicy": "ClusterFirst"}, "searches", ["10.96.0.10"]),
+        ({"dnsPolicy": "Default"}, "everything", []),
+        ({"hostNetwork": True}, "everything", []),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, "everything", []),
+    ],
+)
+def test_resolvers(spec: Object, node: str, nameservers: list[str]) -> None:
+    whole = pod(**spec)
+    resolver = build_plan(whole, inputs(whole, network=ROOTLESS))["resolver"]
+    assert (resolver["node"], resolver["nameservers"]) == (node, nameservers)
+    if nameservers:
+        assert resolver["searches"] == ["ns.svc.cluster.local", "svc.cluster.local",
+                                        "cluster.local"]  # fmt: skip
+        assert resolver["options"] == ["ndots:5"]
+
+
+def test_a_network_of_its_own() -> None:
+    port = {"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}
+    whole = pod(container(ports=[port, {"containerPort": 81}]))
+    plan = build_plan(whole, inputs(whole, network=ROOTLESS))
+    assert plan["network"] == ROOTLESS
+    assert plan["hosts"]["header"].startswith("# Kubernetes-managed hosts file.\n127.0.0.1")
+    assert not plan["hosts"]["node"]
+    assert plan["hostPorts"] == [
+        {"address": "10.0.0.1", "port": 8080, "target": 80, "protocol": "TCP"}
+    ]
+    whole["spec"]["hostNetwork"] = True
+    plan = build_plan(whole, inputs(whole, network=ROOTLESS))
+    assert plan["network"] == {"mode": "host"} and not plan["hostPorts"]
+    ranks = build_plan(pod(), inputs(pod(), network=ROOTLESS, mpi=["-n2"]))
+    assert ranks["network"] == {"mode": "host"}
 
 
 def test_which_container_is_ranks() -> None:
