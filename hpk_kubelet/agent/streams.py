@@ -315,25 +315,30 @@ async def _port_forward(stream: Stream, message: Dict[str, Any], pod: "Pod") -> 
     async def inward() -> None:
         while True:
             channel, data = await stream.received.get()
-            if channel == wire.STDIN:
-                writer.write(data)
-                await writer.drain()
-            elif channel == wire.CLOSE:
+            if channel == wire.CLOSE:
                 writer.write_eof()
+                return
+            writer.write(data)
+            await writer.drain()
             stream.consumed(len(data))
 
-    task = asyncio.ensure_future(inward())
-    try:
+    async def outward() -> None:
         while True:
             data = await reader.read(CHUNK)
             if not data:
                 break
             await stream.send(wire.STDOUT, data)
         stream.finish(wire.CLOSE, bytes([wire.STDOUT]))
+
+    # Each direction ends by itself; a broken connection ends both.
+    tasks = [asyncio.ensure_future(inward()), asyncio.ensure_future(outward())]
+    try:
+        await asyncio.gather(*tasks)
     except OSError as e:
-        raise StreamError("port %d: %s" % (port, e)) from None
+        raise StreamError("port %d: %s" % (port, os.strerror(e.errno) if e.errno else e)) from None
     finally:
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         writer.close()
 
 

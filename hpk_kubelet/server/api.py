@@ -21,11 +21,15 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.server.agents import Agent
 from hpk_kubelet.server.log_options import log_state, parse_options
 from hpk_kubelet.server.pod_logs import LogFiles, pod_log
+from hpk_kubelet.server.port_forward import PROTOCOL, TUNNEL, PortForward
 from hpk_kubelet.server.proxy import proxy
+from hpk_kubelet.server.spdy_exec import SPDY_PROTOCOLS, SpdyExec
+from hpk_kubelet.server.upgrade import Pipe, raw_pipe, wants_spdy, websocket_pipe
 
 log = logging.getLogger(__name__)
 
 API_SERVER = "kube-apiserver-kubelet-client"
+NO_AGENT = "the pod's agent is not connected to the kubelet at this moment"
 
 
 class ServedPod(Protocol):
@@ -100,6 +104,7 @@ class KubeletServer:
             for uid in ("", "/{uid}"):
                 path = f"/{kind}/{{namespace}}/{{pod}}{uid}/{{container}}"
                 app.router.add_get(path, self._stream(kind))
+                app.router.add_post(path, self._stream(kind))
         for path in ("/portForward/{namespace}/{pod}", "/portForward/{namespace}/{pod}/{uid}"):
             app.router.add_route("*", path, self._port_forward)
         app.router.add_get("/pods", self._list)
@@ -159,25 +164,34 @@ class KubeletServer:
             if "running" not in state:
                 raise web.HTTPInternalServerError(text=f'container not found ("{container}")')
             if pod.agent is None:
-                raise web.HTTPServiceUnavailable(
-                    text="the pod's agent is not connected to the kubelet at this moment"
-                )
+                raise web.HTTPServiceUnavailable(text=NO_AGENT)
+            wanted = _streams(query)
             arguments: dict[str, Any] = {
                 "container": container,
-                "tty": query.get("tty") in ("1", "true"),
-                "stdin": (query.get("input") or query.get("stdin")) in ("1", "true"),
+                "tty": "resize" in wanted,
+                "stdin": "stdin" in wanted,
             }
             if kind == "exec":
                 arguments["command"] = query.getall("command", [])
-            return await proxy(request, pod.agent.open(kind, **arguments))
+            if not wants_spdy(request):
+                return await proxy(request, pod.agent.open(kind, **arguments))
+            pipe = await raw_pipe(request, SPDY_PROTOCOLS)
+            await SpdyExec(pipe, pod.agent.open(kind, **arguments), wanted).serve()
+            return pipe.response
 
         return handle
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
-        raise web.HTTPNotImplemented(
-            text="port-forward is not available yet: reach the pod at its podIP, or run a client "
-            "in it with kubectl exec\n"
-        )
+        pod = self._pod(request)
+        if pod.agent is None:
+            raise web.HTTPServiceUnavailable(text=NO_AGENT)
+        if wants_spdy(request):
+            pipe: Pipe = await raw_pipe(request, [PROTOCOL])
+        else:
+            pipe = await websocket_pipe(request, TUNNEL)
+        metadata = pod.object["metadata"]
+        await PortForward(pipe, pod.agent, metadata["name"], metadata["uid"]).serve()
+        return pipe.response
 
     async def _list(self, request: web.Request) -> web.Response:
         return _pod_list(self._pods.served())
@@ -195,6 +209,14 @@ def _pod_list(pods: Iterable[ServedPod]) -> web.Response:
     return web.json_response(
         {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
     )
+
+
+def _streams(query: Mapping[str, str]) -> set[str]:
+    """The streams a client of exec or attach asks for, by their SPDY names."""
+    names = {"stdin": "stdin", "stdout": "stdout", "stderr": "stderr", "tty": "resize"}
+    names |= {"input": "stdin", "output": "stdout", "error": "stderr"}  # the kubelet's own
+    wanted = {stream for name, stream in names.items() if query.get(name) in ("1", "true")}
+    return wanted - {"stderr"} if "resize" in wanted else wanted
 
 
 def _container_state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:

@@ -199,7 +199,7 @@ async def test_what_does_not_exist_is_said(kubelet):
         ("/exec/ns/p/waits?command=x", 500, "container not found"),
         ("/exec/ns/p/c?command=x", 503, "not connected"),
         ("/exec/ns/p/otheruid/c?command=x", 404, "does not exist"),
-        ("/portForward/ns/p", 501, "port-forward"),
+        ("/portForward/ns/p", 503, "not connected"),
     ):
         async with api.get(path) as answer:
             assert (answer.status, words in await answer.text()) == (code, True), path
