@@ -9,30 +9,31 @@ from collections.abc import Iterator
 import pytest
 from conftest import Namespace, eventually, pod
 
-# Run on the login node: many clients, one of which sends a lot and half-closes before it reads.
-CLIENT = r"""
-import hashlib, os, socket, sys, threading
+# Run on the login node: many clients at once, each with an answer of its own.
+MANY = r"""
+import sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
-port, megabytes = int(sys.argv[1]), int(sys.argv[2])
 
-def talk(payload):
-    with socket.create_connection(("127.0.0.1", port)) as s:
-        def send():
-            s.sendall(payload)
-            s.shutdown(socket.SHUT_WR)
-        sender = threading.Thread(target=send)
-        sender.start()
-        received = hashlib.sha256()
-        count = 0
-        while data := s.recv(1 << 16):
-            received.update(data)
-            count += len(data)
-        sender.join()
-        return count == len(payload) and received.digest() == hashlib.sha256(payload).digest()
+def ask(word):
+    url = f"http://127.0.0.1:{sys.argv[1]}/echo?msg={word}"
+    return urllib.request.urlopen(url, timeout=60).read().decode() == word
 
 with ThreadPoolExecutor(50) as pool:
-    print(sum(pool.map(talk, [os.urandom(1000 + n) for n in range(50)])))
-print(talk(os.urandom(megabytes << 20)))
+    print(sum(pool.map(ask, [str(n) * 100 for n in range(200)])))
+"""
+# Sends and receives at once, and half-closes before everything is back.
+LARGE = r"""
+import hashlib, os, socket, sys, threading
+payload = os.urandom(64 << 20)
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as s:
+    def send():
+        s.sendall(payload)
+        s.shutdown(socket.SHUT_WR)
+    threading.Thread(target=send).start()
+    received = hashlib.sha256()
+    while data := s.recv(1 << 16):
+        received.update(data)
+print(received.digest() == hashlib.sha256(payload).digest())
 """
 
 
@@ -58,24 +59,49 @@ def forward(ns: Namespace) -> Iterator[object]:
 
 @pytest.mark.parametrize("host_network", [False, True])
 def test_many_connections_and_a_large_one_lose_nothing(
-    ns: Namespace, busybox: str, forward, host_network: bool
+    ns: Namespace, registry: str, busybox: str, forward, host_network: bool
 ) -> None:
     port = random.randrange(20000, 30000)  # of the node's, where pods have no network of their own
     ns.create(
-        pod("echo", "nc", "-ll", "-p", str(port), "-e", "cat",
-            image=busybox, hostNetwork=host_network)
-    )  # fmt: skip
+        {
+            **(echo := pod("echo", "nc", "-ll", "-p", str(port + 1), "-e", "cat", image=busybox)),
+            "spec": {
+                **echo["spec"],
+                "hostNetwork": host_network,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [
+                    *echo["spec"]["containers"],
+                    {
+                        "name": "http",
+                        "image": f"{registry}/agnhost:2.63.0",
+                        "args": ["netexec", f"--http-port={port}", f"--udp-port={port}"],
+                    },
+                ],
+            },
+        }
+    )
     ns.wait_ready("echo")
-    local = forward("pod/echo", port)
-    done = ns.user.run("python3", "-c", CLIENT, str(local), "64")
-    assert done.out.splitlines() == ["50", "True"]
+    assert ns.user.run("python3", "-c", MANY, str(forward("pod/echo", port))).out == "200\n"
+    assert ns.user.run("python3", "-c", LARGE, str(forward("pod/echo", port + 1))).out == "True\n"
 
 
 def test_an_answer_after_the_end_of_input_arrives(ns: Namespace, busybox: str, forward) -> None:
     """Half-closed: what the pod says once it has read everything still comes; both through a
     WebSocket and by the older upgrade to SPDY."""
     port = random.randrange(20000, 30000)
-    ns.create(pod("sums", "nc", "-ll", "-p", str(port), "-e", "sha256sum", image=busybox))
+    ns.create(
+        pod(
+            "sums",
+            "nc",
+            "-ll",
+            "-p",
+            str(port),
+            "-e",
+            "sha256sum",
+            image=busybox,
+            terminationGracePeriodSeconds=0,
+        )
+    )
     ns.wait_ready("sums")
     text = "x" * 100_000
     talk = (
@@ -89,7 +115,7 @@ def test_an_answer_after_the_end_of_input_arrives(ns: Namespace, busybox: str, f
 
 
 def test_a_port_nobody_listens_at_is_named(ns: Namespace, busybox: str, forward) -> None:
-    ns.create(pod("quiet", "sleep", "1000", image=busybox))
+    ns.create(pod("quiet", "sleep", "1000", image=busybox, terminationGracePeriodSeconds=0))
     ns.wait_ready("quiet")
     process = ns.user.popen("kubectl", "-n", ns.name, "port-forward", "pod/quiet", ":17")
     assert process.stdout is not None
@@ -104,7 +130,7 @@ def test_a_port_nobody_listens_at_is_named(ns: Namespace, busybox: str, forward)
 
 
 def test_exec_and_attach_by_clients_that_know_only_spdy(ns: Namespace, busybox: str) -> None:
-    ns.create(pod("old", "sh", "-c", "while read line; do echo got $line; done", image=busybox,
+    ns.create(pod("old", "sh", "-c", "while read line; do echo got $line; done", image=busybox, terminationGracePeriodSeconds=0,
                   container={"stdin": True}))  # fmt: skip
     ns.wait_ready("old")
     spdy = ("env", "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false", "kubectl", "-n", ns.name)

@@ -127,11 +127,12 @@ class Stream:
 
 class Agent:
     def __init__(self):
-        self.streams = {}
+        self.opened = asyncio.Queue()  # pairs of port and stream
 
     def open(self, kind, port):
-        self.streams[port] = Stream()
-        return self.streams[port]
+        stream = Stream()
+        self.opened.put_nowait((port, stream))
+        return stream
 
 
 @pytest.fixture
@@ -154,9 +155,7 @@ async def test_each_direction_ends_by_itself(forwarding):
     pipe, agent, client = forwarding
     await pipe.incoming.put(pair(client, 1, 80, "0") + spdy.data(3, b"in"))
     await pipe.incoming.put(spdy.data(3, b"", fin=True))
-    while 80 not in agent.streams:
-        await asyncio.sleep(0)
-    stream = agent.streams[80]
+    _, stream = await agent.opened.get()
     assert await stream.sent.get() == (STDIN, b"in")
     assert await stream.sent.get() == (CLOSE, bytes([STDIN]))
     await stream.answers.put((STDOUT, b"out"))
@@ -169,16 +168,15 @@ async def test_each_direction_ends_by_itself(forwarding):
 async def test_a_refused_port_is_told_and_the_others_go_on(forwarding):
     pipe, agent, client = forwarding
     await pipe.incoming.put(pair(client, 1, 81, "0") + pair(client, 5, 80, "1"))
-    while 80 not in agent.streams:
-        await asyncio.sleep(0)
-    agent.streams[81].error = "connection refused"
-    agent.streams[81].close()
+    (_, refused), (_, stream) = await agent.opened.get(), await agent.opened.get()
+    refused.error = "connection refused"
+    refused.close()
     words = b"error forwarding port 81 to pod p, uid uid: connection refused"
     assert [await pipe.events.get() for _ in range(3)] == [
         (1, words, False), (1, b"", True), (3, "reset"),
     ]  # fmt: skip
     await pipe.incoming.put(spdy.data(7, b"on"))
-    assert await agent.streams[80].sent.get() == (STDIN, b"on")
+    assert await stream.sent.get() == (STDIN, b"on")
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "x", "²"])
@@ -186,13 +184,12 @@ async def test_a_port_that_is_none_is_refused(forwarding, port):
     pipe, agent, client = forwarding
     await pipe.incoming.put(client.open(1, streamtype="data", port=port))
     assert await pipe.events.get() == (1, "reset")
-    assert not agent.streams
+    assert agent.opened.empty()
 
 
 async def test_a_client_that_resets_frees_the_pods_connection(forwarding):
     pipe, agent, client = forwarding
     await pipe.incoming.put(pair(client, 1, 80, "0"))
-    while 80 not in agent.streams:
-        await asyncio.sleep(0)
+    _, stream = await agent.opened.get()
     await pipe.incoming.put(spdy.reset(3))
-    assert await agent.streams[80].answers.get() is None
+    assert await stream.answers.get() is None
