@@ -111,6 +111,10 @@ async def pull_images(
     if names:
         wanted: list[Key] = [("Secret", name) for name in names]
         found = await node.objects.get(pod["metadata"]["namespace"], wanted)
+        if missing := [name for (_, name), secret in found.items() if secret is None]:
+            say("Warning", "FailedToRetrieveImagePullSecret",
+                f"Unable to retrieve some image pull secrets ({', '.join(missing)}); "
+                "attempting to pull the image may not succeed.")  # fmt: skip
         keyring = pull_secrets_keyring(s for s in found.values() if s is not None)
 
     async def one(container: Object, path: str) -> Image | ImagePullError:

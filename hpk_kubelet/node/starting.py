@@ -104,8 +104,7 @@ class Starting(Worker):
         for name, failure in error.failures.items():
             path = self._path_of(name)
             if failure.reason == "InvalidImageName":
-                message = f'Failed to apply default image tag "{images[name]}": {failure}'
-                self.say("Warning", "InspectFailed", message, path)
+                self.say("Warning", "InspectFailed", str(failure), path)
             elif failure.reason == "ErrImageNeverPull":
                 self.say("Warning", "ErrImageNeverPull", str(failure), path)
             else:
