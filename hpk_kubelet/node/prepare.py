@@ -114,7 +114,7 @@ async def pull_images(
         if missing := [name for (_, name), secret in found.items() if secret is None]:
             say("Warning", "FailedToRetrieveImagePullSecret",
                 f"Unable to retrieve some image pull secrets ({', '.join(missing)}); "
-                "attempting to pull the image may not succeed.")  # fmt: skip
+                "attempting to pull the image may not succeed.", "")  # fmt: skip
         keyring = pull_secrets_keyring(s for s in found.values() if s is not None)
 
     async def one(container: Object, path: str) -> Image | ImagePullError:
