@@ -117,6 +117,7 @@ class Paths:
         self.kubelet = self.run / "kubelet.json"  # where agents find the kubelet (see wire.py)
         self.network = self.home / "network.json"  # what was chosen for the pod network, for good
         self.pods = self.home / "pods"  # one directory per pod uid
+        self.arrays = self.home / "arrays"  # which pod each task of a job array is
         self.agent = self.home / "agent"  # the agent as the jobs run it, one directory per version
 
     def pod(self, uid: str) -> Path:

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 Line = Dict[str, Any]
 
@@ -61,6 +61,12 @@ class Journal:
             note("the journal can't be written: %s" % e.strerror)
             return False
         return True
+
+
+def own_job(environ: Mapping[str, str]) -> str:
+    """This job as the kubelet knows it: `ARRAY_TASK` for a task of an array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return "%s_%s" % (array, task) if array and task else environ.get("SLURM_JOB_ID", "0")
 
 
 def note(sentence: str) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from .container import StartError
-from .journal import AlreadyStarted, Journal, note
+from .journal import AlreadyStarted, Journal, note, own_job
 from .namespaces import NamespaceError
 from .setup import PodSetup, Run
 from .volumes import VolumeError
@@ -34,8 +34,9 @@ class Starting:
 
 
 def main(argv: List[str]) -> int:
-    """`POD_DIR`; `--rank POD_DIR CONTAINER`: one rank of an MPI container; `--remove DIRECTORY`:
-    what containers have written; `member SPEC.json`: see member.py."""
+    """`POD_DIR`; `--task FILE`: a task of a job array; `--rank POD_DIR CONTAINER`: one rank of an
+    MPI container; `--remove DIRECTORY`: what containers have written; `member SPEC.json`: see
+    member.py."""
     os.umask(0o077)
     if argv[:1] == ["--remove"]:
         from .remove import remove
@@ -45,6 +46,12 @@ def main(argv: List[str]) -> int:
         from .member import hold
 
         return hold(argv[1])
+    if argv[:1] == ["--task"]:
+        try:
+            argv = [task_dir(argv[1])]
+        except (OSError, ValueError, KeyError, IndexError) as e:
+            note("this task's pod can't be read from %s: %s" % (argv[1], e))
+            return 1
     is_rank = argv[:1] == ["--rank"]
     pod_dir = os.path.abspath(argv[1] if is_rank else argv[0])
     plan = read_plan(pod_dir)
@@ -84,6 +91,20 @@ def main(argv: List[str]) -> int:
 
             traceback.print_exc()
         return give_up(starting, e)
+
+
+def task_dir(path: str) -> str:
+    """The pod's directory of this array task: line n of the file is task n. What is written from
+    here on goes to the pod's own slurm.out."""
+    with open(path, encoding="utf-8") as f:
+        line = f.readlines()[int(os.environ["SLURM_ARRAY_TASK_ID"])]
+    pod_dir: str = json.loads(line)["podDir"]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    out = os.open(os.path.join(pod_dir, "slurm.out"), flags, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    return pod_dir
 
 
 def read_plan(pod_dir: str) -> Any:
@@ -155,7 +176,7 @@ def give_up(starting: Starting, error: Exception) -> int:
     setup = starting.setup
     starting.journal.write(
         {
-            "jobId": os.environ.get("SLURM_JOB_ID", "0"),
+            "jobId": own_job(os.environ),
             "node": os.environ.get("SLURMD_NODENAME", ""),
             "hostIP": setup.host_ip if setup else "",
             "podIP": setup.host_ip if setup else "",

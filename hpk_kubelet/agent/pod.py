@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Set
 
-from .journal import Journal, note
+from .journal import Journal, note, own_job
 from .runner import Runner
 from .setup import PodSetup
 from .volumes import VolumeError
@@ -70,7 +70,7 @@ class Pod:
     def state(self) -> Dict[str, Any]:
         """PodState."""
         return {
-            "jobId": self.setup.job_id,
+            "jobId": own_job(os.environ),
             "node": self.setup.node_name,
             "hostIP": self.setup.host_ip,
             "podIP": self.setup.runtime.fields["podIP"],

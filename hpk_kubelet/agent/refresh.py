@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from . import wire
 from .connection import DIAL_ERRORS, dial, hello
-from .journal import note
+from .journal import note, own_job
 
 if TYPE_CHECKING:
     from .main import Starting
@@ -107,7 +107,7 @@ def waiting_state(plan: Dict[str, Any], words: str) -> Dict[str, Any]:
     first = (plan["initContainers"] or plan["containers"])[0]["name"]
     names = [c["name"] for c in plan["initContainers"] + plan["containers"]]
     return {
-        "jobId": os.environ.get("SLURM_JOB_ID", "0"),
+        "jobId": own_job(os.environ),
         "node": os.environ.get("SLURMD_NODENAME", ""),
         "hostIP": "",
         "podIP": "",

@@ -24,7 +24,7 @@ class Stage(Enum):
     """How far the pod has come, as the pod's directory tells."""
 
     NEW = auto()  # nothing that counts is on disk
-    PREPARING = auto()  # this process is at it: pulling, fetching, writing
+    PREPARING = auto()  # this process is at it: pulling, fetching, writing, or asking for the job
     PREPARED = auto()  # plan and script are written, by this process
     INTENDED = auto()  # intent.json without a job id: sbatch may or may not have happened
     SUBMITTED = auto()  # the job id is on disk
@@ -59,7 +59,7 @@ class View(NamedTuple):
 class Action(Enum):
     WAIT = auto()  # for a change of anything
     PREPARE = auto()  # pull, fetch, write
-    ABORT = auto()  # give up preparing
+    ABORT = auto()  # give up preparing, or wait for an answer that is on its way
     SUBMIT = auto()  # intent to disk, then sbatch
     ADOPT = auto()  # note the id of the job that was found by its comment or in its journal
     REPORT = auto()  # it is over: find out how it ended and say so

@@ -48,6 +48,7 @@ class Facts:
     plan: PodPlan | None = None
     prepared: bool = False  # by this process
     preparing: bool = False
+    submitting: bool = False
     since: float = 0.0  # time.monotonic() of the last sbatch by this process
     state: PodState | None = None
     told_at: float = 0.0  # time.monotonic() when the agent was last heard of
@@ -103,7 +104,7 @@ class Facts:
 
     @property
     def stage(self) -> Stage:
-        if self.preparing:
+        if self.preparing or self.submitting:
             return Stage.PREPARING
         if self.intent is not None:
             return Stage.SUBMITTED if self.job_id else Stage.INTENDED

@@ -1,4 +1,4 @@
-"""Slurm as all pods share it: one bulk query per interval, submissions in batches.
+"""Slurm as all pods share it: one bulk query per interval.
 
 A snapshot says something about a job only if its query began after the job was submitted, so each
 carries the time it began. While slurmctld is away the last one stands.
@@ -17,21 +17,16 @@ from hpk_kubelet.slurm.backend import (
     Backend,
     Cancel,
     Job,
-    Submission,
-    SubmitError,
     UnreachableError,
 )
 from hpk_kubelet.slurm.script import parse_comment
 from hpk_kubelet.slurm.states import Phase
-
-Answer = str | SubmitError
 
 log = logging.getLogger(__name__)
 
 _QUICK = 1.0  # seconds between queries while a change is expected that no agent will tell
 _IDLE = 3  # times the interval, while no job waits in the queue
 _SLOWEST = 15.0  # between two tries while slurmctld is away
-_BATCH = 50  # submissions that wait for each other's answers
 
 
 @dataclass(frozen=True)
@@ -41,15 +36,26 @@ class Snapshot:
     began: float  # time.monotonic()
     by_id: dict[str, Job] = field(default_factory=dict)
     by_uid: dict[str, list[Job]] = field(default_factory=dict)
+    unnamed: dict[str, str] = field(default_factory=dict)  # id → uid of tasks without their comment
 
 
-def snapshot(began: float, jobs: Sequence[Job], cluster: str) -> Snapshot:
+def snapshot(
+    began: float,
+    jobs: Sequence[Job],
+    cluster: str,
+    task: Callable[[str, str], str | None] = lambda array, job_id: None,
+) -> Snapshot:
+    """`task` answers the pod of an array's task that does not carry its own comment yet."""
     result = Snapshot(began)
     for job in jobs:
         parts = parse_comment(job.comment)
-        if parts is not None and parts[0] == cluster:
-            result.by_id[job.id] = job
-            result.by_uid.setdefault(parts[1], []).append(job)
+        if parts is None or parts[0] != cluster:
+            continue
+        uid = task(parts[1], job.id)
+        if uid is not None:
+            result.unnamed[job.id] = uid
+        result.by_id[job.id] = job
+        result.by_uid.setdefault(uid or parts[1], []).append(job)
     return result
 
 
@@ -62,6 +68,7 @@ class SlurmJobs:
         cluster: str,
         interval: float,
         on_change: Callable[[set[str]], None],
+        task: Callable[[str, str], str | None] = lambda array, job_id: None,
     ) -> None:
         self.backend = backend
         self.cluster = cluster
@@ -69,10 +76,9 @@ class SlurmJobs:
         self.unreachable = ""  # why, in Slurm's words; "" while it answers
         self._interval = interval
         self._on_change = on_change
+        self._task = task
         self._quick_until = 0.0
         self._poke = asyncio.Event()
-        self._waiting: list[tuple[Submission, asyncio.Future[Answer]]] = []
-        self._submitting: asyncio.Task[None] | None = None
 
     def hurry(self, seconds: float = 5.0) -> None:
         """For so long, a change is expected that only Slurm will tell."""
@@ -102,7 +108,7 @@ class SlurmJobs:
         if self.unreachable:
             log.info("Slurm answers again")
             self.unreachable = ""
-        before, self.last = self.last, snapshot(began, jobs, self.cluster)
+        before, self.last = self.last, snapshot(began, jobs, self.cluster, self._task)
         self._on_change(changed(before, self.last))
 
     async def _pause(self, began: float, failures: int) -> None:
@@ -126,33 +132,6 @@ class SlurmJobs:
             job.phase is Phase.PENDING for job in self.last.by_id.values()
         )
         return self._interval if waiting else _IDLE * self._interval
-
-    async def submit(self, submission: Submission) -> str | SubmitError:
-        """The job's id, or why there is none; UnreachableError when it may or may not be there.
-
-        What arrives while a batch is on its way becomes the next one.
-        """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((submission, future))
-        if self._submitting is None or self._submitting.done():
-            self._submitting = asyncio.create_task(self._submit_all())
-        return await asyncio.shield(future)
-
-    async def _submit_all(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
-            try:
-                answers: Sequence[Answer | BaseException]
-                answers = await self.backend.submit([submission for submission, _ in batch])
-            except Exception as e:
-                answers = [e] * len(batch)
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if future.cancelled():
-                    continue
-                if isinstance(answer, BaseException) and not isinstance(answer, SubmitError):
-                    future.set_exception(answer)
-                else:
-                    future.set_result(answer)
 
     async def cancel(self, cancel: Cancel) -> None:
         """HPKError when Slurm refuses or is away."""

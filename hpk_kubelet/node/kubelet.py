@@ -14,6 +14,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.kube.client import ApiError, services
 from hpk_kubelet.kube.reflector import Change, Reflector
 from hpk_kubelet.node import verdict
+from hpk_kubelet.node.arrays import Arrays
 from hpk_kubelet.node.decide import Progress
 from hpk_kubelet.node.facts import Object
 from hpk_kubelet.node.jobs import SlurmJobs, active
@@ -21,10 +22,11 @@ from hpk_kubelet.node.nodes import missing_partition, node_name
 from hpk_kubelet.node.pod import Pod
 from hpk_kubelet.node.prepare import Site
 from hpk_kubelet.node.store import PodDir, pod_dirs, write_file
+from hpk_kubelet.node.submission import Submissions
 from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent, AgentServer
-from hpk_kubelet.slurm.backend import Backend, Cancel, Partition, UnreachableError
+from hpk_kubelet.slurm.backend import Backend, Cancel, Label, Partition, UnreachableError
 from hpk_kubelet.spec.plan import AgentEvent, NetworkFacts, PodPlan, PodState
 
 log = logging.getLogger(__name__)
@@ -48,13 +50,22 @@ class Kubelet:
     ) -> None:
         self.site = site
         self.agent_dir = agent_dir
-        self.jobs = SlurmJobs(backend, cluster, site.config.slurm.poll_interval, self._jobs_changed)
+        self.arrays = Arrays(site.paths.arrays, site.paths.pods)
+        self.jobs = SlurmJobs(
+            backend,
+            cluster,
+            site.config.slurm.poll_interval,
+            self._jobs_changed,
+            self.arrays.uid,
+        )
+        self.submissions = Submissions(backend, self.arrays, cluster, site.paths.run)
         self.nodes: dict[str, VirtualNode] = {}
         self.agents: AgentServer  # set by whoever makes the server, which needs this object
         self._pods: dict[str, Pod] = {}  # by uid
         self._by_name: dict[str, Pod] = {}  # by namespace/name: the newest of that name
         self._make_node = make_node
         self._adopting = True
+        self._named: set[str] = set()  # tasks of arrays that were named last
         self._suspects: set[str] = set()  # jobs that no pod owned at the last look
         self._services: Reflector | None = None
         self._group: asyncio.TaskGroup
@@ -88,6 +99,7 @@ class Kubelet:
         """What was begun stays on disk for the next kubelet."""
         for pod in list(self._pods.values()):
             await pod.stop()
+        await self.submissions.close()
         for node in self.nodes.values():
             await node.close()
 
@@ -113,9 +125,12 @@ class Kubelet:
 
     def _read_directories(self) -> dict[str, tuple[PodDir, Any, Any, list[AgentEvent]]]:
         found = {}
+        self.arrays.read()
+        tasks = self.arrays.intents()
         for uid, directory in pod_dirs(self.site.paths.pods).items():
             events = directory.journal.read()
-            found[uid] = (directory, directory.intent(), directory.plan(), events)
+            intent = directory.intent() or tasks.get(uid)
+            found[uid] = (directory, intent, directory.plan(), events)
         return found
 
     async def _make_nodes(self, partitions: list[Partition], directories: Any) -> None:
@@ -208,8 +223,26 @@ class Kubelet:
         for uid, pod in self._pods.items():
             if uid in changed or pod.awaits_slurm():
                 pod.wake()
+        self.submissions.room()
         if not self._adopting:
             self._cancel_orphans()
+            self._name_tasks()
+            self.arrays.sweep(self._pods)
+
+    def _name_tasks(self) -> None:
+        """Tasks of arrays that were submitted before a crash have the array's name and comment."""
+        assert self.jobs.last is not None
+        labels = []
+        for job_id, uid in self.jobs.last.unnamed.items():
+            pod = self._pods.get(uid)
+            if job_id in self._named or pod is None or pod.intent is None or pod.submitting:
+                continue
+            name = f"{pod.intent['namespace']}/{pod.intent['name']}"
+            if active(self.jobs.last.by_id[job_id]):
+                labels.append(Label(job_id, name, pod.intent["comment"]))
+        if labels:
+            self._named = {label.job_id for label in labels}
+            self.submissions.label(labels)
 
     def _cancel_orphans(self) -> None:
         """Jobs that say they are ours and whose pod neither the API nor the disk knows, if two

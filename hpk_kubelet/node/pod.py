@@ -41,7 +41,7 @@ class Pod(Starting, Ending, Ephemeral):
 
     async def stop(self) -> None:
         """Of the kubelet, not of the pod: what was begun is taken up by the next one."""
-        for task in (self._task, self._preparation, self._refreshing):
+        for task in (self._task, self._preparation, self._submission, self._refreshing):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -108,6 +108,8 @@ class Pod(Starting, Ending, Ephemeral):
         will never be again."""
         if self._preparation is not None and self._preparation.done():
             self._prepared(self._preparation)
+        if self._submission is not None and self._submission.done():
+            self._submitted(self._submission)
         self._look()
         view = self.view()
         action = decide(view)

@@ -12,8 +12,9 @@ from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.facts import Object
 from hpk_kubelet.node.prepare import Prepared, PullFailed, containers, prepare
 from hpk_kubelet.node.request import job_request
+from hpk_kubelet.node.submission import Entry
 from hpk_kubelet.node.worker import Worker
-from hpk_kubelet.slurm.backend import Submission, SubmitError
+from hpk_kubelet.slurm.backend import SubmitError
 from hpk_kubelet.slurm.script import JobRequest, render_script
 from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.errors import ConfigError
@@ -130,13 +131,17 @@ class Starting(Worker):
             self._preparation.cancel()
             await asyncio.gather(self._preparation, return_exceptions=True)
         self._preparation, self.preparing = None, False
+        if self._submission is not None:
+            if self._entry is not None and not self._entry.withdraw():
+                return 3600.0  # the job may be there already: its answer comes
+            await asyncio.gather(self._submission, return_exceptions=True)
+        self._submission, self.submitting = None, False
         return 0.0
 
     async def _submit(self) -> float:
         assert self.pod is not None
         if self.plan is None:
             return await self._prepare()  # a crash, and the disk lost what was not synced
-        run = self.kubelet.site.paths.run
         request = self._request(self.pod)
         metadata = self.pod["metadata"]
         intent = Intent(
@@ -147,26 +152,44 @@ class Starting(Worker):
             partition=self.node.partition.name,
             comment=request.comment,
         )
-        await asyncio.to_thread(self.directory_of.write_intent, intent)
-        crash_point(run, "intent")
-        self.intent = intent
-        try:
-            answer = await self.kubelet.jobs.submit(Submission(request, self.directory_of.script))
-        except HPKError as e:
-            answer = SubmitError(str(e), transient=True)
-        crash_point(run, "submitted")
+        self._entry = Entry(
+            request, self.directory_of.script, intent, self.directory_of.write_intent, self._waits
+        )
+        self.submitting = True
+        self._submission = asyncio.create_task(self.kubelet.submissions.submit(self._entry))
+        self._submission.add_done_callback(lambda _: self.wake())
+        return 3600.0
+
+    def _waits(self, words: str) -> None:
+        if self.waiting is None:
+            self.say("Warning", "SlurmSubmitLimit", words)
+        self.waiting = Waiting("SlurmSubmitLimit", f"Slurm takes no more jobs for now: {words}")
+        self.wake()
+
+    def _submitted(self, task: asyncio.Task[str]) -> None:
+        """Takes the answer to a submission."""
+        assert self._entry is not None
+        entry, self._entry, self._submission, self.submitting = self._entry, None, None, False
         self.since = time.monotonic()
-        if isinstance(answer, str):
-            self._note(answer)
+        if task.cancelled():
+            return
+        if entry.sent:
+            self.intent = entry.intent
+        error = task.exception()
+        if error is None:
+            self._note(task.result())
             self._retries[Action.SUBMIT].succeeded()
             self.kubelet.jobs.hurry(1.5)  # to know soon what it waits for
-            return 3600.0
-        if not answer.transient:
-            return self._reject("SlurmRejected", str(answer))
-        self.waiting = Waiting("SlurmSubmitFailed", str(answer))
-        self.say("Warning", "SlurmSubmitFailed", str(answer))
-        self.kubelet.jobs.hurry()
-        return self._retries[Action.SUBMIT].failed(self.since)
+        elif isinstance(error, SubmitError) and not error.transient:
+            self._reject("SlurmRejected", str(error))
+        elif isinstance(error, HPKError):
+            self.waiting = Waiting("SlurmSubmitFailed", str(error))
+            self.say("Warning", "SlurmSubmitFailed", str(error))
+            self.kubelet.jobs.hurry()
+            self._retries[Action.SUBMIT].failed(self.since)
+        else:
+            self._retries[Action.SUBMIT].failed(self.since)
+            raise error
 
     def _note(self, job_id: str) -> None:
         assert self.intent is not None

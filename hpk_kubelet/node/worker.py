@@ -16,6 +16,7 @@ from hpk_kubelet.node.facts import Facts, Object
 from hpk_kubelet.node.jobs import SlurmJobs
 from hpk_kubelet.node.objects import Token
 from hpk_kubelet.node.prepare import Prepared, Site
+from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.spec.plan import AgentEvent
 from hpk_kubelet.spec.references import volume_files
 from hpk_kubelet.volumes import TokenRequest
@@ -30,6 +31,8 @@ class Kubelet(Protocol):
     def site(self) -> Site: ...
     @property
     def jobs(self) -> SlurmJobs: ...
+    @property
+    def submissions(self) -> Submissions: ...
     @property
     def agent_dir(self) -> Path: ...
 
@@ -46,6 +49,8 @@ class Worker(Facts):
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._preparation: asyncio.Task[Prepared] | None = None
+        self._submission: asyncio.Task[str] | None = None
+        self._entry: Entry | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._tokens: Mapping[TokenRequest, Token] = {}
         self._watching = False  # its volumes' objects

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.model import Job as Job
+from hpk_kubelet.slurm.model import Limits as Limits
 from hpk_kubelet.slurm.model import Partition as Partition
 from hpk_kubelet.slurm.script import JobRequest
 
@@ -28,8 +29,19 @@ class SubmitError(HPKError):
 
 @dataclass(frozen=True)
 class Submission:
+    """One job, or with `request.tasks` an array: its tasks are ID_0, ID_1, …"""
+
     request: JobRequest
     script: Path
+
+
+@dataclass(frozen=True)
+class Label:
+    """The name and the comment a job shall have."""
+
+    job_id: str
+    name: str
+    comment: str
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,12 @@ class Backend(Protocol):
         self, cancels: Sequence[Cancel]
     ) -> list[SubmitError | UnreachableError | None]:
         """None for each that is done or was over already, else why not."""
+
+    async def label(self, labels: Sequence[Label]) -> None:
+        """Renames jobs, as far as they are still there; for people who look at the queue."""
+
+    async def limits(self) -> Limits:
+        """UnreachableError while slurmctld is away."""
 
     async def partitions(self) -> list[Partition]:
         """Every partition this user may see. UnreachableError while slurmctld is away."""

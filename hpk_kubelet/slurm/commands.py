@@ -7,6 +7,7 @@ and each question is asked once for all jobs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from hpk_kubelet.slurm import parse
 from hpk_kubelet.slurm.backend import (
     Cancel,
     Job,
+    Label,
+    Limits,
     Partition,
     Submission,
     SubmitError,
@@ -62,12 +65,12 @@ def environment(own: dict[str, str]) -> dict[str, str]:
     return kept | {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
 
 
-async def _run(*argv: str) -> str:
+async def _run(*argv: str, stdin: bytes = b"") -> str:
     """The command's output; CommandError or UnreachableError with what it printed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(dict(os.environ)),
@@ -76,6 +79,9 @@ async def _run(*argv: str) -> str:
         raise HPKError(f"{argv[0]} is not on PATH: is this a node of a Slurm cluster?") from None
     except OSError as e:
         raise HPKError(f"{argv[0]} can't be run: {e.strerror}") from None
+    if process.stdin is not None:
+        process.stdin.write(stdin)
+        process.stdin.close()
     output = asyncio.ensure_future(_output(process))
     try:
         answered, _ = await asyncio.wait([output], timeout=TIMEOUT_S)
@@ -146,7 +152,7 @@ class CommandBackend:
 
     async def jobs(self) -> list[Job]:
         shown = ("-O", parse.SQUEUE_FORMAT)
-        return parse.jobs(await _ask("squeue", "--me", "-h", "-a", "-t", "all", *shown))
+        return parse.jobs(await _ask("squeue", "--me", "-h", "-a", "-r", "-t", "all", *shown))
 
     async def ended(self, ids: Sequence[str]) -> list[Job]:
         found: list[Job] = []
@@ -194,12 +200,30 @@ class CommandBackend:
             }
         return {}
 
+    async def label(self, labels: Sequence[Label]) -> None:
+        for start in range(0, len(labels), _IDS_PER_COMMAND):
+            lines = [
+                f"update JobId={label.job_id} JobName={_word(label.name)} "
+                f"Comment={_word(label.comment)}\n"
+                for label in labels[start : start + _IDS_PER_COMMAND]
+            ]
+            with contextlib.suppress(CommandError):  # a job that has ended keeps the array's name
+                await _run("scontrol", stdin="".join(lines).encode())
+
+    async def limits(self) -> Limits:
+        return parse.limits(await _ask("scontrol", "show", "config"))
+
     async def partitions(self) -> list[Partition]:
         partitions, nodes = await asyncio.gather(
             _ask("scontrol", "-o", "-a", "show", "partition"),
             _ask("scontrol", "-o", "-a", "show", "node"),
         )
         return parse.partitions(partitions, nodes)
+
+
+def _word(text: str) -> str:
+    """As one of scontrol's words; the API's names hold no quotes, and nothing else may hide any."""
+    return re.sub(r"[^-.\w/:]", "", text)
 
 
 def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:

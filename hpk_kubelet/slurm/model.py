@@ -11,7 +11,7 @@ from hpk_kubelet.slurm.states import Phase, State, state_of
 class Job:
     """What Slurm says about a job of this user. Times are Unix seconds, 0 where there is none."""
 
-    id: str
+    id: str  # ARRAY_TASK for a task of an array
     word: str  # Slurm's own word for the state
     reason: str = ""  # why it waits or how it failed, in Slurm's word
     exit_code: int = 0
@@ -22,6 +22,7 @@ class Job:
     started: float = 0
     ended: float = 0
     comment: str = ""
+    tres: str = ""  # what it holds, as Slurm writes it: cpu=2,mem=704M,node=1,gres/gpu=1
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,3 +54,10 @@ class Partition:
     features: frozenset[str] = frozenset()
     max_time_s: int | None = None  # None: unlimited
     default_time_s: int | None = None  # None: the same as max_time_s
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the cluster, as its configuration has them."""
+
+    array_size: int = 0  # tasks an array may have; below 2 there are no arrays

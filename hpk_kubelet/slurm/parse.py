@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from hpk_kubelet.slurm.model import Job, Partition
+from hpk_kubelet.slurm.model import Job, Limits, Partition
 
 SEPARATOR = "\x1f"
 """Between fields: what no name and no reason holds. The comment, which may, comes last."""
@@ -15,14 +15,14 @@ SQUEUE_FORMAT = ",".join(
     [
         f"{field}:{SEPARATOR}"
         for field in (
-            "JobID", "State", "exit_code", "Reason", "NodeList", "Partition",
-            "SubmitTime", "StartTime", "EndTime",
+            "JobArrayID", "State", "exit_code", "Reason", "NodeList", "Partition",
+            "SubmitTime", "StartTime", "EndTime", "tres-alloc",
         )
     ]
     + ["Comment:"]
 )  # fmt: skip
-SACCT_FORMAT = "JobIDRaw,State,ExitCode,Reason,NodeList,Partition,Submit,Start,End,Comment"
-_FIELDS = 10
+SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,Partition,Submit,Start,End,AllocTRES,Comment"
+_FIELDS = 11
 
 
 def error_words(text: str) -> str:
@@ -66,7 +66,9 @@ def jobs(text: str) -> list[Job]:
         fields = line.split(SEPARATOR, _FIELDS - 1)
         if len(fields) != _FIELDS:
             continue
-        job, word, exit_, reason, nodes, partition, submitted, started, ended, comment = fields
+        job, word, exit_, reason, nodes, partition, submitted, started, ended, tres, comment = (
+            fields
+        )
         code, signal = _exit(exit_)
         found.append(
             Job(
@@ -80,17 +82,24 @@ def jobs(text: str) -> list[Job]:
                 submitted=_time(submitted),
                 started=_time(started),
                 ended=_time(ended),
+                tres=_none(tres),
                 comment=_none(comment),
             )
         )
     return found
 
 
+def limits(text: str) -> Limits:
+    """`scontrol show config`."""
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.M)
+    return Limits(array_size=int(match[1]) if match else 0)
+
+
 def failed_ids(text: str) -> dict[str, str]:
     """scancel's complaints by job id: `… error on job id 7: Invalid job id specified`."""
     return {
         match[1]: match[2].strip()
-        for match in re.finditer(r"on job id (\d+)(?:_\d+)?: ([^\n;]+)", text)
+        for match in re.finditer(r"on job id (\d+(?:_\d+)?): ([^\n;]+)", text)
     }
 
 

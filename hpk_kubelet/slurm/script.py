@@ -51,12 +51,17 @@ class JobRequest:
     mpi: bool = False  # the main container is ranks, which may be on several nodes
     lasting: bool = False  # never ends by itself: gets all the time the partition gives
     limits: Partition | None = None  # of `partition`, where known
+    tasks: int = 0  # of an array whose `pod_dir` holds `map`, a pod per line; 0: a single pod
 
     def __post_init__(self) -> None:
         extra = read_flags(self.extra_flags, SBATCH, "slurm.extraFlags in the configuration")
         user = read_flags(self.user_flags, SBATCH, "the pod's Slurm flags")
         object.__setattr__(self, "extra_flags", tuple(extra))
         object.__setattr__(self, "user_flags", tuple(user))
+
+    @property
+    def agent_arguments(self) -> tuple[str, ...]:
+        return ("--task", str(self.pod_dir / "map")) if self.tasks else (str(self.pod_dir),)
 
 
 def comment(cluster: str, uid: str, namespace: str, name: str) -> str:
@@ -72,6 +77,21 @@ def parse_comment(text: str) -> tuple[str, str, str] | None:
 
 def sbatch_arguments(request: JobRequest) -> list[str]:
     """What stands between `sbatch` and the script's path."""
+    # %-signs and backslashes in a file's name mean something to Slurm.
+    output = str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
+    return [
+        "--parsable",
+        f"--job-name={request.name}",
+        f"--comment={request.comment}",
+        f"--chdir={request.pod_dir}",
+        f"--output={output}",
+        *([f"--array=0-{request.tasks - 1}"] if request.tasks else []),
+        *shape(request),
+    ]
+
+
+def shape(request: JobRequest) -> tuple[str, ...]:
+    """The arguments that are not its identity's: jobs with the same may be tasks of one array."""
     resources, flags = request.resources, (*request.extra_flags, *request.user_flags)
 
     def given(*names: str) -> bool:
@@ -79,16 +99,9 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
 
     limits = None if given("partition") else request.limits
     time_limit = value_of(flags, "time") or _time_limit(request, limits)
-    # %-signs and backslashes in a file's name mean something to Slurm.
-    output = str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
     arguments = [
-        "--parsable",
-        f"--job-name={request.name}",
-        f"--comment={request.comment}",
         "--no-requeue",
         "--export=NIL",
-        f"--chdir={request.pod_dir}",
-        f"--output={output}",
         "--open-mode=append",
         f"--signal=B:TERM@{_warning(request.grace_s, time_limit, limits)}",
     ]
@@ -113,7 +126,7 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
         arguments.append(f"--time={time_limit}")
     if resources.constraint:
         arguments.append(f"--constraint={resources.constraint}")
-    return [*arguments, *flags]
+    return (*arguments, *flags)
 
 
 def _time_limit(request: JobRequest, limits: Partition | None) -> str:

@@ -21,7 +21,7 @@ from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.kubelet import Kubelet
 from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.prepare import Prepared, PullFailed, Site
-from hpk_kubelet.slurm.backend import Job, Partition, SubmitError, UnreachableError
+from hpk_kubelet.slurm.backend import Job, Limits, Partition, SubmitError, UnreachableError
 from hpk_kubelet.slurm.script import comment
 from hpk_kubelet.spec.errors import ConfigError
 
@@ -42,6 +42,8 @@ class Slurm:
         self.answers = []  # for the next submissions; else a job
         self.away = False
         self.accounting = []
+        self.array_size = 0
+        self.labels = []
 
     def add(self, word="PENDING", comment_=None, **fields):
         id_ = str(len(self.submitted) + 1) if comment_ is None else "99"
@@ -69,6 +71,12 @@ class Slurm:
         if self.away:
             raise UnreachableError("Unable to contact slurm controller")
         return list(self.queue.values())
+
+    async def limits(self):
+        return Limits(array_size=self.array_size)
+
+    async def label(self, labels):
+        self.labels += labels
 
     async def ended(self, ids):
         if self.away:

@@ -34,8 +34,8 @@ def request(**changes):
 
 def test_arguments():
     assert sbatch_arguments(request()) == [
-        "--parsable", "--job-name=ns/p", "--comment=hpk:c:u:ns/p", "--no-requeue", "--export=NIL",
-        "--chdir=/h/50% x/u", "--output=/h/50%% x/u/slurm.out", "--open-mode=append",
+        "--parsable", "--job-name=ns/p", "--comment=hpk:c:u:ns/p", "--chdir=/h/50% x/u",
+        "--output=/h/50%% x/u/slurm.out", "--no-requeue", "--export=NIL", "--open-mode=append",
         "--signal=B:TERM@45", "--partition=main", "--nodes=1", "--ntasks=1", "--cpus-per-task=2",
         "--mem=600M",
     ]  # fmt: skip
@@ -191,11 +191,11 @@ def test_the_comments_of_others_are_not_ours():
 
 # As squeue 24.11.5 printed them.
 SQUEUE = """\
-8|FAILED|3:0|NonZeroExitCode|node1|main|1795236424|1795236425|1795236426|we|ird "x" %i
-9|PENDING|0:0|JobHeldUser||main|1795236424|N/A|N/A|(null)
-10|RUNNING|0:0|None|node[1-2]|main|2026-11-21T04:54:04|1795236425|NONE|two
+8|FAILED|3:0|NonZeroExitCode|node1|main|1795236424|1795236425|1795236426|cpu=1,mem=1G|we|ird "x" %i
+9_4|PENDING|0:0|JobHeldUser||main|1795236424|N/A|N/A||(null)
+10|RUNNING|0:0|None|node[1-2]|main|2026-11-21T04:54:04|1795236425|NONE|cpu=2|two
 lines|of it
-11|CANCELLED|0:15|a | in a reason||main|1|2|3|x
+11|CANCELLED|0:15|a | in a reason||main|1|2|3||x
 """.replace("|", parse.SEPARATOR).replace(f"we{parse.SEPARATOR}ird", "we|ird")
 
 
@@ -207,9 +207,10 @@ def test_squeue(monkeypatch):
     found = parse.jobs(SQUEUE.replace(f"a {parse.SEPARATOR} in", "a | in"))
     assert found == [
         Job("8", "FAILED", "NonZeroExitCode", 3, 0, "node1", "main", 1795236424, 1795236425,
-            1795236426, 'we|ird "x" %i'),
-        Job("9", "PENDING", "JobHeldUser", partition="main", submitted=1795236424),
-        Job("10", "RUNNING", "None", 0, 0, "node[1-2]", "main", 1795236844, 1795236425, 0, "two"),
+            1795236426, 'we|ird "x" %i', "cpu=1,mem=1G"),
+        Job("9_4", "PENDING", "JobHeldUser", partition="main", submitted=1795236424),
+        Job("10", "RUNNING", "None", 0, 0, "node[1-2]", "main", 1795236844, 1795236425, 0, "two",
+            "cpu=2"),
         Job("11", "CANCELLED", "a | in a reason", 0, 15, "", "main", 1, 2, 3, "x"),
     ]  # fmt: skip
 
@@ -314,5 +315,5 @@ def test_which_jobs_were_not_cancelled():
     )
     assert parse.failed_ids(parse.error_words(text)) == {
         "99999": "Invalid job id specified",
-        "49": "Job can not be altered now, try again later",
+        "49_3": "Job can not be altered now, try again later",
     }

@@ -121,11 +121,11 @@ async def test_no_slurm_at_all(monkeypatch, tmp_path):
 
 async def test_jobs(command):
     row = parse.SEPARATOR.join(
-        ["8", "RUNNING", "0:0", "None", "n1", "main", "1", "2", "N/A", "hpk:c:u:ns/p"]
+        ["8", "RUNNING", "0:0", "None", "n1", "main", "1", "2", "N/A", "cpu=1", "hpk:c:u:ns/p"]
     )
     command("squeue", f"printf '%s\\n' '{row}'")
     assert await CommandBackend().jobs() == [
-        Job("8", "RUNNING", "None", 0, 0, "n1", "main", 1, 2, 0, "hpk:c:u:ns/p")
+        Job("8", "RUNNING", "None", 0, 0, "n1", "main", 1, 2, 0, "hpk:c:u:ns/p", "cpu=1")
     ]
     command("squeue", "echo whatever >&2; exit 1")
     with pytest.raises(UnreachableError, match=r"^squeue: whatever"):

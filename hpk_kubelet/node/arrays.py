@@ -1,0 +1,90 @@
+"""Job arrays on disk: which pod each task is, written and synced before sbatch.
+
+`$HPK_HOME/arrays/NAME/` holds `map` (an Intent and its pod's directory per line, line n for task
+n: the agent reads its own), `script.sbatch`, and `slurm.out` with what a task printed before its
+agent knew its pod. The array's comment names it, until each task has its own pod's comment.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from hpk_kubelet.node.store import write_file
+from hpk_kubelet.slurm.script import comment
+from hpk_kubelet.spec.plan import Intent
+
+_PREFIX = "array-"
+
+
+class Arrays:
+    def __init__(self, directory: Path, pods: Path) -> None:
+        self.directory = directory
+        self._pods = pods
+        self._tasks: dict[str, list[Intent]] = {}  # by array
+
+    def read(self) -> None:
+        """What an earlier kubelet wrote; an array without a whole map was never submitted."""
+        try:
+            names = [entry.name for entry in self.directory.iterdir()]
+        except FileNotFoundError:
+            return
+        for name in names:
+            try:
+                lines = (self.directory / name / "map").read_text().splitlines()
+                self._tasks[name] = [_intent(json.loads(line)) for line in lines]
+            except (OSError, ValueError, TypeError, KeyError):
+                self.remove(name)
+
+    def create(self, intents: Sequence[Intent]) -> str:
+        """The new array's name. Blocks for the disk."""
+        name = _PREFIX + secrets.token_hex(6)
+        directory = self.path(name)
+        directory.mkdir(mode=0o700, parents=True)
+        lines = [
+            json.dumps({**intent, "podDir": str(self._pods / intent["uid"])}) for intent in intents
+        ]
+        write_file(directory / "map", ("\n".join(lines) + "\n").encode(), sync=True)
+        self._tasks[name] = list(intents)
+        return name
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+    def uid(self, name: str, job_id: str) -> str | None:
+        """The pod of a task, by its array's name and the job's id `ARRAY_TASK`."""
+        tasks = self._tasks.get(name, [])
+        _, _, index = job_id.partition("_")
+        return tasks[int(index)]["uid"] if index.isdigit() and int(index) < len(tasks) else None
+
+    def intents(self) -> dict[str, Intent]:
+        """By uid."""
+        return {intent["uid"]: intent for tasks in self._tasks.values() for intent in tasks}
+
+    def remove(self, name: str) -> None:
+        self._tasks.pop(name, None)
+        shutil.rmtree(self.path(name), ignore_errors=True)
+
+    def sweep(self, alive: Collection[str]) -> None:
+        """Removes the arrays of which no pod is left."""
+        for name, tasks in list(self._tasks.items()):
+            if not any(task["uid"] in alive for task in tasks):
+                self.remove(name)
+
+
+def array_comment(cluster: str, name: str) -> str:
+    return comment(cluster, name, "hpk", "array")
+
+
+def _intent(line: dict[str, str]) -> Intent:
+    return Intent(
+        uid=line["uid"],
+        namespace=line["namespace"],
+        name=line["name"],
+        node=line["node"],
+        partition=line["partition"],
+        comment=line["comment"],
+    )
