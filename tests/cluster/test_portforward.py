@@ -130,8 +130,11 @@ def test_a_port_nobody_listens_at_is_named(ns: Namespace, busybox: str, forward)
 
 
 def test_exec_and_attach_by_clients_that_know_only_spdy(ns: Namespace, busybox: str) -> None:
-    ns.create(pod("old", "sh", "-c", "while read line; do echo got $line; done", image=busybox, terminationGracePeriodSeconds=0,
-                  container={"stdin": True}))  # fmt: skip
+    reader = "while read line; do echo got $line; done"
+    ns.create(
+        pod("old", "sh", "-c", reader, image=busybox, terminationGracePeriodSeconds=0,
+            container={"stdin": True})
+    )  # fmt: skip
     ns.wait_ready("old")
     spdy = ("env", "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false", "kubectl", "-n", ns.name)
     done = ns.user.run(
