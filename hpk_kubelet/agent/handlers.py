@@ -109,6 +109,22 @@ async def http_get(action: Dict[str, Any], runner: "Runner") -> Tuple[int, str]:
             await writer.wait_closed()
 
 
+async def grpc_check(action: Dict[str, Any], runner: "Runner") -> Tuple[bool, str]:
+    """Whether the container says that it serves (pkg/probe/grpc)."""
+    from .grpc import GrpcError, check
+
+    host, port = runner.pod.setup.runtime.fields["podIP"], int(action["port"])
+    service = action.get("service") or ""
+    try:
+        state = await check(host, port, service)
+    except OSError as e:
+        raise HookError('timeout: failed to connect service "%s:%d": %s'
+                        % (host, port, reason(e))) from None  # fmt: skip
+    except GrpcError as e:
+        raise HookError("error: health rpc probe failed: %s" % e) from None
+    return state == "SERVING", 'service unhealthy (responded with "%s")' % state
+
+
 async def tcp_connect(action: Dict[str, Any], runner: "Runner") -> None:
     host = action.get("host") or runner.pod.setup.runtime.fields["podIP"]
     port = int(action["port"])

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
-from .handlers import HookError, exec_action, http_get, tcp_connect
+from .handlers import HookError, exec_action, grpc_check, http_get, tcp_connect
 
 if TYPE_CHECKING:
     from .runner import Runner
@@ -29,18 +29,7 @@ class Threshold:
 
 async def watch(runner: "Runner", started_at: float) -> None:
     """Probes one run of a container until cancelled: the startup probe alone, then the others."""
-    spec = {**runner.container}
-    for kind in KINDS:
-        if "grpc" in spec.get(kind, {}):
-            runner.event(
-                "Warning", "ProbeNotSupported",
-                "%s probe: HPK does not make grpc probes yet; it counts as passed" % _NAMES[kind],
-            )  # fmt: skip
-            del spec[kind]
-            if kind == "startupProbe":
-                runner.passed_startup()
-            elif kind == "readinessProbe":
-                runner.set_ready(True)
+    spec = runner.container
     if "startupProbe" in spec and not await _startup(runner, spec["startupProbe"], started_at):
         return
     tasks = []
@@ -122,6 +111,8 @@ async def probe_once(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str
                 probe["tcpSocket"].get("host") or runner.pod.setup.runtime.fields["podIP"],
                 probe["tcpSocket"]["port"],
             )
+        if "grpc" in probe:
+            return False, "timeout: health rpc did not complete within %ds" % timeout
         return False, ("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")
 
 
@@ -135,4 +126,6 @@ async def _act(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str]:
     if "tcpSocket" in probe:
         await tcp_connect(probe["tcpSocket"], runner)
         return True, ""
+    if "grpc" in probe:
+        return await grpc_check(probe["grpc"], runner)
     raise HookError("the probe names no action")

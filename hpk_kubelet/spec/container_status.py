@@ -121,12 +121,12 @@ def _fill(status: Object, state: ContainerState, observed: Observed, job: str) -
 def _waiting(pod: Object, name: str, state: ContainerState | None, observed: Observed) -> Object:
     said = dict(state.get("waiting") or {}) if state else {}
     if not said:
-        waiting = observed.container_waiting.get(name)
-        first = next(iter(pod["spec"].get("initContainers") or pod["spec"]["containers"]))["name"]
-        if waiting is None and (name == first or not pod["spec"].get("initContainers")):
-            waiting = observed.waiting  # the others wait for the first one
-        if waiting:
+        init = pod["spec"].get("initContainers")
+        if waiting := observed.container_waiting.get(name):
             said = {"reason": waiting.reason, "message": waiting.message}
+        elif waiting := observed.waiting:
+            # The kubelet never says anything else of a pod with init containers.
+            said = {"reason": "" if init else waiting.reason, "message": waiting.message}
     default = "PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating"
     whole = {"reason": said.get("reason") or default}
     if said.get("message"):
