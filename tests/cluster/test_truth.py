@@ -86,6 +86,7 @@ def test_requeued_by_an_administrator(ns: Namespace, busybox: str) -> None:
     eventually("the job gone", lambda: ns.job_state(job) in ("CANCELLED", ""))
 
 
+@pytest.mark.disruptive
 def test_a_drained_node_and_a_failed_one(ns: Namespace, busybox: str) -> None:
     ns.create(pod("fails", "sleep", "1000", image=busybox, annotations={FLAGS: "--nodelist=node2"}))
     ns.wait_ready("fails")
@@ -120,6 +121,7 @@ def test_a_dependency_that_can_never_be(ns: Namespace, busybox: str) -> None:
     wait_reason(ns, "d", "SlurmDependencyNeverSatisfied")
 
 
+@pytest.mark.disruptive
 def test_a_partition_that_is_down(ns: Namespace, busybox: str) -> None:
     partition = ROOT.run("sinfo", "-h", "-o", "%P").out.split()[0].rstrip("*")
     scontrol("update", f"PartitionName={partition}", "State=DOWN")
@@ -131,6 +133,7 @@ def test_a_partition_that_is_down(ns: Namespace, busybox: str) -> None:
     ns.wait_phase("p", "Succeeded")
 
 
+@pytest.mark.disruptive
 @pytest.mark.parametrize("mode", ["CANCEL", "REQUEUE"])
 def test_preempted(ns: Namespace, busybox: str, mode: str) -> None:
     urgent = "PartitionName=urgent Nodes=node2 PriorityTier=100 MaxTime=INFINITE State=UP"
@@ -144,6 +147,7 @@ def test_preempted(ns: Namespace, busybox: str, mode: str) -> None:
         ns.user.run("scancel", high)
 
 
+@pytest.mark.disruptive
 def test_slurmctld_restarted_and_away(ns: Namespace, busybox: str) -> None:
     """A pod that runs goes on, one that ends is told, one that is made waits: none twice."""
     ns.create(pod("runs", "sleep", "1000", image=busybox))
@@ -173,6 +177,7 @@ def test_slurmctld_restarted_and_away(ns: Namespace, busybox: str) -> None:
     assert names.count(f"{ns.name}/new") == 1
 
 
+@pytest.mark.disruptive
 def test_a_job_forgotten_by_slurm_is_no_pod(ns: Namespace, busybox: str) -> None:
     """A job without a pod that says it is one of this cluster's is ended."""
     ns.create(pod("real", "sleep", "1000", image=busybox))
