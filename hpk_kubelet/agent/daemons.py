@@ -29,6 +29,8 @@ from .nodenet import (
 FIRST_RETRY, LONGEST_RETRY, SOUND = 0.1, 10.0, 30.0  # seconds
 WORDS = 2000  # bytes of a daemon's last words that are kept
 
+_FLANNELD = ("vxlanPort", "mtu", "etcd", "flanneld")  # the facts it depends on
+
 # flanneld clears up rules of iptables that are not there in a new namespace, and does not start
 # without the program. This answers it faster than the real one, and where there is none.
 _IPTABLES = "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.11 (nf_tables)'\n"
@@ -73,7 +75,7 @@ class Daemons:
         self._talk: Optional[socket.socket] = None
         self._notice: Optional[socket.socket] = None
         self._subnet_file = ""  # the last one flanneld wrote: it keeps its subnet
-        self._host = Interface("", "", "", 0)
+        self._host = Interface("", "", "")
 
     # --- time and children -------------------------------------------------------------------
 
@@ -220,8 +222,9 @@ class Daemons:
         return [
             pasta, "--foreground", "--quiet", "--ipv4-only", "--config-net",
             "--userns", base + "user", "--netns", base + "net", "--no-netns-quit",
-            "--interface", self._host.name, "--ns-ifname", INTERFACE, "--mtu", str(self._host.mtu),
-            "--address", self._host.address, "--netmask", self._host.netmask, "--no-dhcp",
+            "--interface", self._host.name, "--ns-ifname", INTERFACE, "--no-dhcp",
+            "--address", self._host.address, "--netmask", self._host.netmask,
+            "--mtu", str(self._facts["mtu"]),
             "--udp-ports", port, "--tcp-ports", "none", "--tcp-ns", "none", "--udp-ns", "none",
             # the node's loopback is not for pods; its address is, and its resolver
             "--no-map-gw", "--map-guest-addr", NODE, "--dns-forward", RESOLVER,
@@ -298,9 +301,9 @@ class Daemons:
     def change(self, facts: Dict[str, Any]) -> None:
         """New facts: restarts what depends on what changed."""
         before, self._facts = self._facts, facts
-        if before["vxlanPort"] != facts["vxlanPort"]:
+        if any(before[key] != facts[key] for key in ("vxlanPort", "mtu")):
             self._kill(self._pasta)
-        if any(before.get(k) != facts.get(k) for k in ("vxlanPort", "etcd", "flanneld")):
+        if any(before.get(k) != facts.get(k) for k in _FLANNELD):
             self.start()
         elif rules(before, self._host.address) != rules(facts, self._host.address):
             self._apply_rules()

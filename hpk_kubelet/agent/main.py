@@ -150,6 +150,7 @@ def connect(starting: Starting) -> bool:
         starting.setup.connect()
         return True
     from .podnet import NetworkNotReady
+    from .ports import PortTaken
 
     said = ""
     patience = FIRST_PATIENCE
@@ -157,16 +158,19 @@ def connect(starting: Starting) -> bool:
         try:
             starting.setup.connect(patience)
             return True
-        except NetworkNotReady as e:
-            if str(e) != said:
+        except (NetworkNotReady, PortTaken) as e:
+            words = str(e) if isinstance(e, PortTaken) else "the pod network: %s" % e
+            if words != said:
                 from .refresh import waiting_state
 
-                said = str(e)
+                said = words
                 event = {
                     "time": time.time(), "type": "Warning", "reason": "FailedCreatePodSandBox",
-                    "message": "Failed to create pod sandbox: the pod network: " + said,
+                    "message": "Failed to create pod sandbox: " + said,
                 }  # fmt: skip
                 starting.journal.write(waiting_state(starting.plan, said), [event])
+            if isinstance(e, PortTaken):
+                time.sleep(PATIENCE)
         patience = PATIENCE
     return False
 

@@ -22,7 +22,7 @@ from .netlink import UNREACHABLE, Netlink, watch_links
 INTERFACE = "eth0"  # of the namespace, towards the node: pasta's
 NODE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): inside, the node itself
 RESOLVER = "192.0.2.53"  # inside, the node's own resolver
-_SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8915, 0x891B, 0x8921  # netdevice(7)
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B  # netdevice(7)
 _SYSCTLS = (
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv4/conf/all/accept_redirects", "0"),
@@ -95,7 +95,6 @@ class Interface(NamedTuple):
     name: str
     address: str
     netmask: str
-    mtu: int
 
 
 def host_interface(facts: Dict[str, Any]) -> Interface:
@@ -121,8 +120,7 @@ def host_interface(facts: Dict[str, Any]) -> Interface:
                 continue  # it has no IPv4 address
             if one == name or address == wanted:
                 mask = socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFNETMASK, request)[20:24])
-                mtu = struct.unpack_from("=i", fcntl.ioctl(s, _SIOCGIFMTU, request), 16)[0]
-                return Interface(one, address, mask, mtu)
+                return Interface(one, address, mask)
     raise OSError(
         "node %s has no interface %s" % (socket.gethostname(), name or "with address " + wanted)
     )

@@ -23,7 +23,7 @@ from .outside import Outside
 from .volumes import container_mounts, inside, prepare_volume
 
 if TYPE_CHECKING:
-    from .podnet import PodNetwork
+    from . import podnet
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
 STALE = 60.0  # seconds: younger directories may just be about to be locked
@@ -58,11 +58,11 @@ class PodSetup:
         self._mpi = any(container.get("mpi") for container in plan["containers"])
         if self._mpi and not rank:
             self.outside = Outside()
-        self.network: Optional[PodNetwork] = None
+        self.network: Optional[podnet.PodNetwork] = None
         if plan["network"]["mode"] == "rootless":
-            from . import podnet
+            from .podnet import PodNetwork
 
-            self.network = podnet.PodNetwork(plan["network"])
+            self.network = PodNetwork(plan["network"])
         entered = namespaces.enter(plan["hostname"], rank=bool(rank), network=self.network)
         mapping = entered.mapping
         base = plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
@@ -97,18 +97,27 @@ class PodSetup:
             },
             job=job,
         )
+        self._place: Optional[podnet.Place] = None
+        self.bound: List[socket.socket] = []  # to the pod's host ports
         self._etc: Dict[str, str] = {}  # path in the containers → path on the node
 
     def connect(self, patience: Optional[float] = None) -> None:
-        """Gives the pod its address, and what tells its containers of it. NetworkNotReady if there
-        is no network for it within `patience` seconds; it can be called again."""
+        """Gives the pod its address and ports, and what tells its containers of it. It can be
+        called again after NetworkNotReady (there was no network within `patience` seconds) and
+        PortTaken."""
         address = self.host_ip
         loopback = ""
         if self.network is not None:
             from .nodenet import RESOLVER
 
-            address, self.host_ip = self.network.place(patience)
+            if self._place is None:
+                self._place = self.network.place(patience)
+            address, self.host_ip = self._place
             loopback = RESOLVER
+        if self.plan["hostPorts"]:
+            from .ports import listen
+
+            self.bound = listen(self.plan["hostPorts"], self.node_name)
         for name, value in (("podIP", address), ("hostIP", self.host_ip)):
             self.runtime.fields[name] = self.runtime.fields[name + "s"] = value
         self._write_etc("hosts", hosts_file(self.plan["hosts"], node_text("/etc/hosts"), address))

@@ -7,7 +7,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from . import limits
+from . import hostports, limits
 from .connection import Connection
 from .journal import note
 from .pod import Pod
@@ -49,6 +49,7 @@ async def _supervise(starting: "Starting") -> int:
     connection = Connection(pod)
     pod.publish = connection.publish
     link = loop.create_task(connection.run())
+    ports = hostports.start(setup) if setup.bound else None
     watch = loop.create_task(limits.watch(pod))
     try:
         await pod.run(starting.volume_error)
@@ -57,6 +58,8 @@ async def _supervise(starting: "Starting") -> int:
         pod.fail("%s: %s" % (type(e).__name__, e))
     await connection.deliver(DELIVERY)
     link.cancel()
+    if ports:
+        ports.close()
     watch.cancel()
     await asyncio.gather(link, watch, return_exceptions=True)
     setup.clear()

@@ -61,6 +61,7 @@ class PodNetwork:
             serviceCIDR=SERVICE_CIDR,
             vxlanPort=chosen.vxlan_port,
             interface=self._config.network_interface,
+            mtu=self._config.network_mtu,
             flanneld=str(site.binaries["flanneld"]),
             etcd=EtcdFacts(
                 endpoints=[site.etcd],

@@ -37,7 +37,8 @@ class Starting(Worker):
         except HPKError as e:
             return self._reject("SlurmRejected", str(e))
         if not self._retries[Action.PREPARE].failures:
-            for entry in unsupported(pod):
+            rootless = self.kubelet.site.network.facts is not None
+            for entry in unsupported(pod, rootless=rootless):
                 self.say("Warning", entry.reason, entry.message)
         self.preparing = True
         self._preparation = asyncio.create_task(

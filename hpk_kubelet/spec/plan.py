@@ -141,6 +141,7 @@ class NetworkFacts(TypedDict):
     serviceCIDR: str
     vxlanPort: int  # UDP, the same on all nodes
     interface: str  # of the nodes; "": the one towards etcd
+    mtu: int  # of a node network's way out, in bytes; pods have what VXLAN leaves of it
     flanneld: str  # path
     etcd: EtcdFacts
     dns: NotRequired[DnsFacts]

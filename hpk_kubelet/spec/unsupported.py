@@ -15,10 +15,41 @@ class Unsupported(NamedTuple):
     message: str
 
 
-def unsupported(pod: Object) -> list[Unsupported]:
-    """One entry per feature, in the order of the spec; the pod runs without them."""
+def unsupported(pod: Object, *, rootless: bool) -> list[Unsupported]:
+    """One entry per feature, in the order of the spec; the pod runs without them. `rootless`: pods
+    that don't ask for their node's network have one of their own."""
     spec = pod["spec"]
-    return [*_scheduling(spec), *_of_pod(spec), *_of_containers(spec)]
+    own_network = rootless and not spec.get("hostNetwork")
+    return [
+        *_scheduling(spec),
+        *_of_pod(spec),
+        *_of_network(spec, own_network),
+        *_of_containers(spec),
+    ]
+
+
+def _of_network(spec: Object, own_network: bool) -> Iterator[Unsupported]:
+    if not own_network and spec.get("dnsPolicy") == "ClusterFirstWithHostNet":
+        yield Unsupported(
+            "UnsupportedField",
+            "dnsPolicy ClusterFirstWithHostNet counts as Default: the cluster's DNS is not reached "
+            "from a node's own network",
+        )
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        for port in container.get("ports") or []:
+            if not port.get("hostPort"):
+                continue
+            where = f"container {container['name']}: hostPort {port['hostPort']}"
+            if own_network and port.get("protocol") == "SCTP":
+                yield Unsupported(
+                    "UnsupportedField", f"{where} is ignored: of SCTP there is none here"
+                )
+            elif not own_network and not spec.get("hostNetwork"):
+                yield Unsupported(
+                    "UnsupportedField",
+                    f"{where} is ignored: pods are on the host's network, and reached at their "
+                    f"own port {port.get('containerPort')}",
+                )
 
 
 def _scheduling(spec: Object) -> Iterator[Unsupported]:
@@ -62,12 +93,6 @@ def _of_pod(spec: Object) -> Iterator[Unsupported]:
         yield Unsupported(
             "UnsupportedField", "sysctls are ignored: a user may not set those of a compute node"
         )
-    if spec.get("dnsConfig") and spec.get("dnsPolicy") != "None":
-        yield Unsupported(
-            "UnsupportedField",
-            "dnsConfig is ignored unless dnsPolicy is None: pods on the host's network have the "
-            "compute node's resolv.conf",
-        )
     for volume in spec.get("volumes") or []:
         medium = (volume.get("emptyDir") or {}).get("medium") or ""
         if medium.startswith("HugePages"):
@@ -85,13 +110,6 @@ def _of_containers(spec: Object) -> Iterator[Unsupported]:
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     for container in containers:
         name = container["name"]
-        for port in container.get("ports") or []:
-            if port.get("hostPort") and not spec.get("hostNetwork"):
-                yield Unsupported(
-                    "UnsupportedField",
-                    f"container {name}: hostPort {port['hostPort']} is ignored: pods are on the "
-                    f"host's network, and reached at their own port {port.get('containerPort')}",
-                )
         for mount in container.get("volumeMounts") or []:
             if mount.get("mountPropagation") in ("Bidirectional", "HostToContainer"):
                 yield Unsupported(

@@ -553,7 +553,7 @@ def test_references() -> None:
 
 
 def test_what_is_not_supported_is_told() -> None:
-    assert unsupported(pod()) == []
+    assert unsupported(pod(), rootless=True) == []
     whole = pod(
         container(
             ports=[{"containerPort": 80, "hostPort": 81}],
@@ -564,12 +564,14 @@ def test_what_is_not_supported_is_told() -> None:
         topologySpreadConstraints=[{}],
         hostPID=True,
         runtimeClassName="gvisor",
-        dnsConfig={"nameservers": ["1.1.1.1"]},
+        dnsPolicy="ClusterFirstWithHostNet",
     )
-    told = unsupported(whole)
-    for word in ("podAntiAffinity", "topologySpread", "hostPID", "runtimeClassName", "dnsConfig",
+    told = unsupported(whole, rootless=False)
+    for word in ("podAntiAffinity", "topologySpread", "hostPID", "runtimeClassName", "dnsPolicy",
                  "hostPort 81", "Bidirectional", "privileged"):  # fmt: skip
         assert sum(word in entry.message for entry in told) == 1, word
+    own = [entry.message for entry in unsupported(whole, rootless=True)]
+    assert not any("hostPort" in message or "dnsPolicy" in message for message in own)
 
 
 NAMES = st.text(min_size=1, max_size=8)
