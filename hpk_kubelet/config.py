@@ -52,6 +52,10 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     """`--mem` of a pod that names neither a memory limit nor a request, before the overhead."""
     extra_flags: tuple[str, ...] = ()
     """sbatch flags added to every pod's job, before the pod's own (which win)."""
+    priority_classes: dict[str, tuple[str, ...]] = {}
+    """sbatch flags (`--nice=…`, `--qos=…`) for the pods of a PriorityClass, by its name."""
+    sharing: Literal["shared", "exclusive"] = "shared"
+    """`exclusive`: no jobs of other users on the compute nodes of pods."""
 
 
 class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -119,6 +123,7 @@ class Paths:
         self.control = self.run / "control.json"  # which job is the control job, where its API is
         self.kubelet = self.run / "kubelet.json"  # where agents find the kubelet (see wire.py)
         self.network = self.home / "network.json"  # what was chosen for the pod network, for good
+        self.nodes = self.run / "nodes.json"  # node → partition, of the kubelet that ran last
         self.pods = self.home / "pods"  # one directory per pod uid
         self.arrays = self.home / "arrays"  # which pod each task of a job array is
         self.agent = self.home / "agent"  # the agent as the jobs run it, one directory per version

@@ -27,11 +27,13 @@ from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent, AgentServer
 from hpk_kubelet.slurm.backend import Backend, Cancel, Label, Partition, UnreachableError
+from hpk_kubelet.slurm.sharing import POLICIES, Amounts, held, offered
 from hpk_kubelet.spec.plan import AgentEvent, NetworkFacts, PodPlan, PodState
 
 log = logging.getLogger(__name__)
 
-_NODE_INTERVAL = 30.0  # between two looks at the partitions
+_NODE_INTERVAL = 15.0  # between two looks at the partitions; longer where one takes long:
+_NODE_SHARE = 0.01  # of the time may be spent with them
 _NODE_HURRY = 2.0  # between two looks at whether Slurm answers
 
 MakeNode = Callable[["Kubelet", str, Partition], Awaitable[VirtualNode]]
@@ -60,6 +62,7 @@ class Kubelet:
         )
         self.submissions = Submissions(backend, self.arrays, cluster, site.paths.run)
         self.nodes: dict[str, VirtualNode] = {}
+        self._dropped: list[VirtualNode] = []
         self.agents: AgentServer  # set by whoever makes the server, which needs this object
         self._pods: dict[str, Pod] = {}  # by uid
         self._by_name: dict[str, Pod] = {}  # by namespace/name: the newest of that name
@@ -100,7 +103,7 @@ class Kubelet:
         for pod in list(self._pods.values()):
             await pod.stop()
         await self.submissions.close()
-        for node in self.nodes.values():
+        for node in (*self.nodes.values(), *self._dropped):
             await node.close()
 
     async def _first_partitions(self) -> list[Partition]:
@@ -139,14 +142,35 @@ class Kubelet:
         for _, intent, _, _ in directories.values():
             if intent is not None and intent["node"] not in by_node:
                 by_node[intent["node"]] = missing_partition(intent["partition"])
+
+        # One that went while no kubelet ran has an object still, which goes as its last pod does.
+        for name, gone in self._read_nodes().items():
+            by_node.setdefault(name, missing_partition(gone))
         await asyncio.gather(*(self._make_one(name, p) for name, p in by_node.items()))
+        self._write_nodes()
 
     async def _make_one(self, name: str, partition: Partition) -> None:
         node = await self._make_node(self, name, partition)
         self.nodes[name] = node
         await node.register(self.jobs.unreachable)
-        for task in node.tasks():
-            self._group.create_task(task)
+        node.running = [self._group.create_task(task) for task in node.tasks()]
+
+    def _read_nodes(self) -> dict[str, str]:
+        """Node → partition, as the last kubelet had them."""
+        try:
+            found = json.loads(self.site.paths.nodes.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {str(name): str(partition) for name, partition in found.items()}
+
+    def _write_nodes(self) -> None:
+        names = {name: node.partition.name for name, node in self.nodes.items()}
+        write_file(self.site.paths.nodes, json.dumps(names).encode())
+
+    def offered(self, partition: Partition) -> Amounts:
+        """What pods may have of it: without what others hold and what is not usable."""
+        jobs = self.jobs.last.by_id.values() if self.jobs.last is not None else ()
+        return offered(partition, held(jobs), POLICIES[self.site.config.slurm.sharing])
 
     def _adopt(self, directories: Any) -> None:
         """A pod for every directory: those whose objects the API still has hear of them soon."""
@@ -270,17 +294,17 @@ class Kubelet:
 
     async def _keep_nodes(self, partitions: list[Partition]) -> None:
         """Capacity as Slurm has it, and whether it answers."""
-        looked, reachable = time.monotonic(), True
+        looked, reachable, interval = time.monotonic(), True, _NODE_INTERVAL
         while True:
             await asyncio.sleep(_NODE_HURRY)
-            if time.monotonic() - looked < _NODE_INTERVAL and reachable == (
-                not self.jobs.unreachable
-            ):
+            if time.monotonic() - looked < interval and reachable == (not self.jobs.unreachable):
                 continue
             looked, reachable = time.monotonic(), not self.jobs.unreachable
             try:
                 if reachable:
                     partitions = self._chosen(await self.jobs.backend.partitions())
+                    took = time.monotonic() - looked
+                    interval = max(_NODE_INTERVAL, took / _NODE_SHARE)
                 by_node = {node_name(p.name): p for p in partitions}
                 for name, node in self.nodes.items():
                     partition = by_node.get(name) or missing_partition(node.partition.name)
@@ -288,8 +312,20 @@ class Kubelet:
                 for name in by_node.keys() - self.nodes.keys():
                     log.info("new partition %s", by_node[name].name)
                     await self._make_one(name, by_node[name])
+                    self._write_nodes()
+                if reachable:
+                    await self._drop_nodes(self.nodes.keys() - by_node.keys())
             except HPKError as e:
                 log.warning("the nodes keep their status: %s", e)
+
+    async def _drop_nodes(self, names: set[str]) -> None:
+        """Those whose partition is gone and that no pod needs any more."""
+        for name in names - {pod.node.name for pod in self._pods.values()}:
+            log.info("partition %s is gone, and so is its node", self.nodes[name].partition.name)
+            node = self.nodes.pop(name)
+            self._dropped.append(node)  # its client may still be read from: see `_services`
+            await node.unregister()
+            self._write_nodes()
 
     # --- server.agents.Owner
 

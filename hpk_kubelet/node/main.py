@@ -107,6 +107,7 @@ async def serve(config: Config, paths: Paths) -> None:
             client,
             host,
             config.max_pods,
+            offered=kubelet.offered,
             on_pod=kubelet.pod_changed,
             on_written=kubelet.status_written,
             on_refused=kubelet.status_refused,

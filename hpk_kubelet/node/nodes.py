@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from hpk_kubelet.slurm.backend import Partition
+from hpk_kubelet.slurm.sharing import Amounts
 
 Object = dict[str, Any]
 
@@ -65,21 +66,21 @@ def labels(name: str, partition: Partition, host: Host) -> dict[str, str]:
     return result
 
 
-def resources(partition: Partition, max_pods: int) -> tuple[dict[str, str], dict[str, str]]:
-    """(capacity, allocatable): sums over the partition's nodes, and over those that are usable."""
+def resources(
+    partition: Partition, max_pods: int, offered: Amounts
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(capacity, allocatable): sums over the partition's nodes, and what of it is offered."""
 
-    def amounts(cpus: int, memory_mb: int) -> dict[str, str]:
-        found = {"cpu": str(cpus), "memory": f"{memory_mb}Mi", "pods": str(max_pods)}
+    def amounts(whole: Amounts) -> dict[str, str]:
+        found = {"cpu": str(whole.cpus), "memory": f"{whole.memory_mb}Mi", "pods": str(max_pods)}
         if partition.tmp_mb:
             found["ephemeral-storage"] = f"{partition.tmp_mb}Mi"
         if partition.gpus:
-            found["nvidia.com/gpu"] = str(partition.gpus)
+            found["nvidia.com/gpu"] = str(whole.gpus)
         return found
 
-    return (
-        amounts(partition.cpus, partition.memory_mb),
-        amounts(partition.cpus_usable, partition.memory_usable_mb),
-    )
+    capacity = Amounts(partition.cpus, partition.memory_mb, partition.gpus)
+    return amounts(capacity), amounts(offered)
 
 
 def conditions(
@@ -124,8 +125,9 @@ def node_status(
     unreachable: str,
     previous: Mapping[str, Any],
     now: str,
+    offered: Amounts,
 ) -> Object:
-    capacity, allocatable = resources(partition, max_pods)
+    capacity, allocatable = resources(partition, max_pods, offered)
     return {
         "capacity": capacity,
         "allocatable": allocatable,

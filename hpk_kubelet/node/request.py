@@ -8,7 +8,7 @@ from typing import Any
 from hpk_kubelet.config import Config
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.script import JobRequest, comment
-from hpk_kubelet.spec.annotations import mpi_words, slurm_flags
+from hpk_kubelet.spec.annotations import mpi_words, sharing, slurm_flags
 from hpk_kubelet.spec.resources import job_resources
 
 
@@ -32,9 +32,14 @@ def job_request(
         pod_dir=pod_dir,
         agent_dir=agent_dir,
         grace_s=int(spec.get("terminationGracePeriodSeconds") or 0),
-        extra_flags=tuple(config.slurm.extra_flags),
+        extra_flags=(*config.slurm.extra_flags, *_priority(spec, config)),
         user_flags=tuple(slurm_flags(pod)),
         mpi=mpi_words(pod) is not None,
         lasting=spec.get("restartPolicy", "Always") == "Always",
         limits=partition if partition.nodes else None,
+        sharing=sharing(pod, config.slurm.sharing),
     )
+
+
+def _priority(spec: dict[str, Any], config: Config) -> tuple[str, ...]:
+    return config.slurm.priority_classes.get(spec.get("priorityClassName") or "", ())

@@ -18,6 +18,7 @@ from hpk_kubelet.node.nodes import Host, Object, labels, node_status, without_ti
 from hpk_kubelet.node.objects import ObjectCache
 from hpk_kubelet.node.watches import Watches
 from hpk_kubelet.slurm.backend import Partition
+from hpk_kubelet.slurm.sharing import Amounts
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class VirtualNode:
         host: Host,
         max_pods: int,
         *,
+        offered: Callable[[Partition], Amounts],
         on_pod: Callable[[VirtualNode, Change], None],
         on_written: Callable[[str, Object], None],
         on_refused: Callable[[str, ApiError], None],
@@ -43,6 +45,8 @@ class VirtualNode:
         self.partition = partition
         self.client = client
         self.host = host
+        self.offered = offered
+        self.running: list[asyncio.Task[None]] = []
         self.objects = ObjectCache(client)
         self.watches = Watches(client, self.objects)
         self.events = EventRecorder(client, host=name)
@@ -110,9 +114,7 @@ class VirtualNode:
             "kind": "Node",
             "metadata": {"name": self.name, "labels": own},
         }
-        status = node_status(
-            self.partition, self.host, self._max_pods, unreachable, {}, rfc3339(now())
-        )
+        status = self._new_status(unreachable, {})
         try:
             await self.client.create(nodes(), {**body, "status": status})
         except ApiError as e:
@@ -129,7 +131,7 @@ class VirtualNode:
             )
             self._status = there.get("status") or {}
         self._written = 0.0
-        await self._update(self.partition, unreachable)
+        await self._update(unreachable)
 
     async def update(self, partition: Partition, unreachable: str) -> None:
         """Writes the status if it says something new, or if it is time to."""
@@ -141,12 +143,21 @@ class VirtualNode:
             if relabel:
                 await self._register(unreachable)
             else:
-                await self._update(partition, unreachable)
+                await self._update(unreachable)
 
-    async def _update(self, partition: Partition, unreachable: str) -> None:
-        status = node_status(
-            partition, self.host, self._max_pods, unreachable, self._status, rfc3339(now())
+    def _new_status(self, unreachable: str, previous: Object) -> Object:
+        return node_status(
+            self.partition,
+            self.host,
+            self._max_pods,
+            unreachable,
+            previous,
+            rfc3339(now()),
+            self.offered(self.partition),
         )
+
+    async def _update(self, unreachable: str) -> None:
+        status = self._new_status(unreachable, self._status)
         due = time.monotonic() - self._written > _REPORT or not self._written
         if not due and without_times(status) == without_times(self._status):
             return
@@ -161,6 +172,17 @@ class VirtualNode:
             return
         self._status = status
         self._written = time.monotonic()
+
+    async def unregister(self) -> None:
+        """Ends everything that runs for the node, and removes its object."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        try:
+            await self.client.delete(nodes(self.name))
+        except ApiError as e:
+            if not e.not_found:
+                raise
 
     def _lease_result(self, error: ApiError | None) -> None:
         if error is not None and not self._missed:

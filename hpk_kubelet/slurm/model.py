@@ -35,6 +35,20 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ComputeNode:
+    """Without what Slurm keeps for the system; `held` is what jobs have of it, anybody's."""
+
+    name: str
+    usable: bool
+    cpus: int
+    memory_mb: int
+    gpus: int = 0
+    cpus_held: int = 0
+    memory_held_mb: int = 0
+    gpus_held: int = 0
+
+
+@dataclass(frozen=True)
 class Partition:
     """Sums over the partition's nodes, without what Slurm keeps for the system; memory in MB."""
 
@@ -54,6 +68,7 @@ class Partition:
     features: frozenset[str] = frozenset()
     max_time_s: int | None = None  # None: unlimited
     default_time_s: int | None = None  # None: the same as max_time_s
+    members: tuple[ComputeNode, ...] = ()
 
 
 @dataclass(frozen=True)

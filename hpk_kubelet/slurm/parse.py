@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from hpk_kubelet.slurm.model import Job, Limits, Partition
+from hpk_kubelet.slurm.model import ComputeNode, Job, Limits, Partition
 
 SEPARATOR = "\x1f"
 """Between fields: what no name and no reason holds. The comment, which may, comes last."""
@@ -192,6 +192,21 @@ def _partition(fields: dict[str, str], nodes: list[dict[str, str]]) -> Partition
         features=_features(nodes),
         max_time_s=_duration(fields.get("MaxTime", "")),
         default_time_s=_duration(fields.get("DefaultTime", "")),
+        members=tuple(map(_node, nodes)),
+    )
+
+
+def _node(fields: dict[str, str]) -> ComputeNode:
+    match = re.search(r"gres/gpu=(\d+)", fields.get("AllocTRES", ""))
+    return ComputeNode(
+        name=fields.get("NodeName", ""),
+        usable=_usable(fields),
+        cpus=_cpus(fields),
+        memory_mb=_memory(fields),
+        gpus=_gpus(fields.get("Gres", "")),
+        cpus_held=_number(fields, "CPUAlloc"),
+        memory_held_mb=_number(fields, "AllocMem"),
+        gpus_held=int(match[1]) if match else 0,
     )
 
 

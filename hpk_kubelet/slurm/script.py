@@ -16,6 +16,7 @@ from pathlib import Path
 import jinja2
 
 from hpk_kubelet.slurm.model import Partition
+from hpk_kubelet.slurm.sharing import POLICIES, Policy
 from hpk_kubelet.slurm.states import NO_PYTHON
 from hpk_kubelet.spec.resources import JobResources
 from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
@@ -51,6 +52,7 @@ class JobRequest:
     mpi: bool = False  # the main container is ranks, which may be on several nodes
     lasting: bool = False  # never ends by itself: gets all the time the partition gives
     limits: Partition | None = None  # of `partition`, where known
+    sharing: Policy = "shared"
     tasks: int = 0  # of an array whose `pod_dir` holds `map`, a pod per line; 0: a single pod
 
     def __post_init__(self) -> None:
@@ -126,6 +128,8 @@ def shape(request: JobRequest) -> tuple[str, ...]:
         arguments.append(f"--time={time_limit}")
     if resources.constraint:
         arguments.append(f"--constraint={resources.constraint}")
+    if not given("exclusive", "oversubscribe"):
+        arguments += POLICIES[request.sharing].flags
     return (*arguments, *flags)
 
 

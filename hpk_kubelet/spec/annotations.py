@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.slurm_options import SBATCH, SRUN, Command, read_flags
@@ -22,6 +22,19 @@ def slurm_flags(pod: Mapping[str, Any]) -> list[str]:
 def mpi_words(pod: Mapping[str, Any]) -> list[str] | None:
     """The flags of `…/mpi-flag` for srun; None where the pod has no such annotation."""
     return _flags(pod, "mpi-flag", SRUN)
+
+
+def sharing(pod: Mapping[str, Any], default: Literal["shared", "exclusive"]) -> Any:
+    """`…/sharing`: shared or exclusive."""
+    annotations = pod["metadata"].get("annotations") or {}
+    for key in (prefix + "sharing" for prefix in PREFIXES):
+        if key in annotations:
+            if annotations[key] not in ("shared", "exclusive"):
+                raise HPKError(
+                    f"annotation {key}: {annotations[key]!r} is neither shared nor exclusive"
+                )
+            return annotations[key]
+    return default
 
 
 def _flags(pod: Mapping[str, Any], name: str, command: Command) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Namespace, eventually, pod
+from conftest import Namespace, User, eventually, pod
 from slurmadmin import ROOT, configured, scontrol, slurmctld_away, slurmctld_back
 
 FLAGS = "slurm-job.hpk.io/flags"
@@ -190,3 +190,33 @@ def test_a_job_forgotten_by_slurm_is_no_pod(ns: Namespace, busybox: str) -> None
     ).out.strip()  # fmt: skip
     eventually("the stray job cancelled", lambda: ns.job_state(stray) in ("CANCELLED", ""))
     assert ns.phase("real") == "Running"
+
+
+def allocatable(ns: Namespace, node: str) -> int:
+    status = ns.user.run("kubectl", "get", "node", node, "-o", "json").json()["status"]
+    return int(status["allocatable"]["cpu"])
+
+
+@pytest.mark.disruptive
+def test_nodes_offer_what_slurm_has_left(ns: Namespace, busybox: str) -> None:
+    """Others' jobs and drained nodes are not offered, pods' own jobs are; and a partition that is
+    gone takes its node with it."""
+    scontrol("create", "PartitionName=brief", "Nodes=node2", "State=UP", "MaxTime=INFINITE")
+    try:
+        eventually("the node", lambda: not ns.gone("node", "brief"), timeout=90)
+        whole = allocatable(ns, "brief")
+        ns.create(pod("own", "sleep", "1000", image=busybox,
+                      nodeSelector={"hpk.io/partition": "brief"},
+                      container={"resources": {"requests": {"cpu": "3"}}}))  # fmt: skip
+        ns.wait_ready("own")
+        other = User("bob").run("sbatch", "--parsable", "-w", "node2", "-c", "5", "-o", "/dev/null",
+                                "--wrap=sleep 1000").out.strip()  # fmt: skip
+        eventually("less", lambda: allocatable(ns, "brief") == whole - 5, timeout=90)
+        User("bob").run("scancel", other)
+        scontrol("update", "NodeName=node2", "State=DRAIN", "Reason=test")
+        eventually("nothing", lambda: allocatable(ns, "brief") == 0, timeout=90)
+        ns.kubectl("delete", "pod", "own", "--grace-period=1")
+    finally:
+        scontrol("update", "NodeName=node2", "State=RESUME")
+        scontrol("delete", "PartitionName=brief")
+    eventually("the node gone", lambda: ns.gone("node", "brief"), timeout=90)

@@ -15,6 +15,7 @@ from hpk_kubelet.node.nodes import (
     without_times,
 )
 from hpk_kubelet.slurm.backend import Job, Partition
+from hpk_kubelet.slurm.sharing import Amounts
 
 NOW = "2026-01-02T03:04:05Z"
 
@@ -182,12 +183,15 @@ def test_labels():
 
 
 def test_a_nodes_status():
-    status = node_status(PARTITION, HOST, 110, "", {}, NOW)
+    status = node_status(PARTITION, HOST, 110, "", {}, NOW, Amounts(32, 900, 1))
     assert status["capacity"] == {
         "cpu": "64", "memory": "2000Mi", "pods": "110", "ephemeral-storage": "500Mi",
         "nvidia.com/gpu": "4",
     }  # fmt: skip
-    assert status["allocatable"]["cpu"] == "32"
+    assert status["allocatable"] == {
+        "cpu": "32", "memory": "900Mi", "pods": "110", "ephemeral-storage": "500Mi",
+        "nvidia.com/gpu": "1",
+    }  # fmt: skip
     assert {c["type"]: c["status"] for c in status["conditions"]} == {
         "Ready": "True", "MemoryPressure": "False", "DiskPressure": "False",
         "PIDPressure": "False", "SlurmReachable": "True", "PartitionUp": "True",
@@ -205,11 +209,11 @@ def test_an_unreachable_slurm_is_a_condition_and_the_node_stays_ready():
 
 
 def test_a_heartbeat_alone_is_nothing_new():
-    one = node_status(PARTITION, HOST, 1, "", {}, "then")
-    two = node_status(PARTITION, HOST, 1, "", one, NOW)
+    one = node_status(PARTITION, HOST, 1, "", {}, "then", Amounts())
+    two = node_status(PARTITION, HOST, 1, "", one, NOW, Amounts())
     assert one != two and without_times(one) == without_times(two)
     assert without_times(one) != without_times(
-        node_status(missing_partition("gpu"), HOST, 1, "", one, NOW)
+        node_status(missing_partition("gpu"), HOST, 1, "", one, NOW, Amounts())
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm import parse
 from hpk_kubelet.slurm.backend import Job, Partition
+from hpk_kubelet.slurm.model import ComputeNode
 from hpk_kubelet.slurm.script import (
     JobRequest,
     comment,
@@ -221,14 +222,18 @@ def test_partitions():
         "PartitionName=x DefaultTime=NONE MaxTime=UNLIMITED State=DOWN\n"
     )
     nodes = (
-        "NodeName=a CPUEfctv=3 CPUTot=4 RealMemory=100 MemSpecLimit=10 "
+        "NodeName=a CPUEfctv=3 CPUTot=4 CPUAlloc=2 AllocMem=50 RealMemory=100 MemSpecLimit=10 "
+        "AllocTRES=cpu=2,mem=50M,gres/gpu=1 "
         "State=IDLE+CLOUD+POWERED_DOWN Partitions=main,x Gres=gpu:a100:2(S:0-1),gpu:t4:1 "
         "AvailableFeatures=ssd,big TmpDisk=7 OS=Linux 6.1 #1 SMP Reason=State=DOWN CPUTot=9\n"
         "NodeName=b CPUTot=8 RealMemory=200 State=IDLE+DRAIN Partitions=main Gres=(null)\n"
         "NodeName=c CPUTot=8 RealMemory=300 State=MIXED* Partitions=main AvailableFeatures=(null)\n"
     )
     features = frozenset({"ssd", "big"})
-    assert parse.partitions(shown, nodes) == [
+    found = parse.partitions(shown, nodes)
+    assert found[0].members[0] == ComputeNode("a", True, 3, 90, 3, 2, 50, 1)
+    assert [node.usable for node in found[0].members] == [True, False, False]
+    assert [replace(partition, members=()) for partition in found] == [
         Partition("main", True, True, 3, 1, 19, 3, 590, 90, 8, 300, 3, 7, features, 93784, 600),
         Partition("x", False, False, 1, 1, 3, 3, 90, 90, 3, 90, 3, 7, features),
     ]
