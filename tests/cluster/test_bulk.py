@@ -81,7 +81,7 @@ def test_what_slurm_has_no_room_for_waits_with_its_reason(ns: Namespace, busybox
         def reasons() -> list[str]:
             pods = ns.kubectl("get", "pods", "-o", "json").json()["items"]
             states = [s["state"] for p in pods for s in p["status"].get("containerStatuses", [])]
-            return [state["waiting"]["message"] for state in states if "waiting" in state]
+            return [state["waiting"].get("message", "") for state in states if "waiting" in state]
 
         eventually("the limit's name", lambda: any("MaxSubmitJob" in r for r in reasons()))
         eventually("all of them", lambda: succeeded(ns, "many") == 10, timeout=90)
