@@ -165,10 +165,13 @@ def _has_default_route() -> bool:
 def rules(facts: Dict[str, Any], host_ip: str) -> str:
     """The translation of addresses, for nft(8); it replaces what was there."""
     pods = facts["podCIDR"]
-    dns = facts.get("dns") or {}
-    lines = [
-        "ip daddr %s dnat to %s" % (host_ip, NODE),
-    ]
+    dns, api = facts.get("dns") or {}, facts.get("api")
+    lines = ["ip daddr %s dnat to %s" % (host_ip, NODE)]
+    if api:
+        # a connection is translated once: what leads to the node itself must say so here
+        target = NODE if api["target"] == host_ip else api["target"]
+        lines.append("ip daddr %s tcp dport %d dnat to %s:%d"
+                     % (api["address"], api["port"], target, api["targetPort"]))  # fmt: skip
     if dns.get("target"):
         for protocol in ("udp", "tcp"):
             lines.append("ip daddr %s %s dport 53 dnat to %s"
@@ -177,7 +180,7 @@ def rules(facts: Dict[str, Any], host_ip: str) -> str:
 delete table ip hpk
 table ip hpk {
  chain prerouting {
-  type nat hook prerouting priority dstnat
+  type nat hook prerouting priority dstnat - 5
   ip saddr %s jump from-pods
  }
  chain from-pods {

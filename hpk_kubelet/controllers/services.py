@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 REQUESTED_TYPE = "services.hpk.io/requested-type"
 """Annotation the policy leaves on a Service it made headless: the `type` that was asked for."""
+SERVED = {("default", "kubernetes"), ("kube-system", "kube-dns")}
+"""Services whose cluster addresses the node networks answer at, whatever the mode."""
 POLL, RETRY_PAUSE = 0.05, 1.0
 PROBE: Object = {
     "apiVersion": "v1",
@@ -40,9 +42,7 @@ def warnings(service: Object) -> list[tuple[str, str]]:
     """(reason, message) of each Event a Service deserves, given how it is served here."""
     meta, spec = service["metadata"], service["spec"]
     address = spec.get("clusterIP") or ""
-    if spec.get("type") == "ExternalName" or (
-        (meta.get("namespace"), meta["name"]) == ("default", "kubernetes")
-    ):
+    if spec.get("type") == "ExternalName" or (meta.get("namespace"), meta["name"]) in SERVED:
         return []
     if address != "None":
         return [

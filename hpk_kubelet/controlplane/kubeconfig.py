@@ -19,6 +19,7 @@ USERS = {
     "controller-manager": Leaf("system:kube-controller-manager"),
     "scheduler": Leaf("system:kube-scheduler"),
     "services": Leaf("system:hpk-services"),
+    "coredns": Leaf("system:coredns"),
     "provisioner": Leaf("system:hpk-provisioner"),
 }
 

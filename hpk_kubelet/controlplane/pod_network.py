@@ -4,7 +4,7 @@ the control job's own place in it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -15,10 +15,10 @@ from hpk_kubelet.controlplane.addresses import port_range
 from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.controlplane.member import Member, Place
 from hpk_kubelet.controlplane.pki import Pki
-from hpk_kubelet.controlplane.stack import SERVICE_CIDR, Site
+from hpk_kubelet.controlplane.stack import DNS_ADDRESS, SERVICE_API, SERVICE_CIDR, Site
 from hpk_kubelet.network import modes
 from hpk_kubelet.network.facts import ETCD_PREFIX, choose, facts_file, revised
-from hpk_kubelet.spec.plan import EtcdFacts, NetworkFacts, NetworkPlan
+from hpk_kubelet.spec.plan import ApiFacts, DnsFacts, EtcdFacts, NetworkFacts, NetworkPlan
 
 BINARIES = ("flanneld", "etcdctl")
 
@@ -42,7 +42,8 @@ class PodNetwork:
         self._config = config
         self._site = site
         self._say = say
-        self._member: Member
+        self._member: Member | None = None
+        self._followers: list[Callable[[Place], Awaitable[None]]] = []
 
     async def prepare(self, pki: Pki) -> None:
         """etcd runs, the API server not yet."""
@@ -70,6 +71,13 @@ class PodNetwork:
                 cert=str(client.cert),
                 key=str(client.key),
             ),
+            api=ApiFacts(
+                address=SERVICE_API,
+                port=443,
+                target=site.address,
+                targetPort=site.ports["apiserver"],
+            ),
+            dns=DnsFacts(address=DNS_ADDRESS, target=""),
         )
         self._write()
         plan = NetworkPlan(mode="rootless", cluster=pki.cluster_id(), facts=self.facts)
@@ -80,20 +88,29 @@ class PodNetwork:
     def start(self) -> None:
         """Joins in the background; that it fails is said, and tried again: pods have the same
         trouble and say so themselves."""
+        assert self._member is not None
         self._member.start()
 
     async def stop(self) -> None:
-        await self._member.stop()
+        if self._member is not None:
+            await self._member.stop()
+
+    def follow(self, follower: Callable[[Place], Awaitable[None]]) -> None:
+        """`follower` is called with every new place."""
+        self._followers.append(follower)
 
     async def _moved(self, place: Place) -> None:
         self.place = place
         self._say(f"the control job is {place.ip} in the pod network")
+        for follower in self._followers:
+            await follower(place)
 
     async def tell(self, **changes: object) -> None:
         """Changes facts (`dns`, `daemons`): on this node, and through the kubelet on all others."""
         self.facts = revised({**self.facts, **changes})
         self._write()
-        await self._member.tell(self.facts)
+        if self._member is not None:
+            await self._member.tell(self.facts)
 
     def _write(self) -> None:
         self.facts = revised(self.facts)

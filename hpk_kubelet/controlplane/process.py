@@ -35,6 +35,7 @@ class Component:
     ready: Ready | None = None
     start_timeout: float = 60.0
     stop_timeout: float = 15.0
+    fds: tuple[int, ...] = ()  # it inherits
 
 
 def backoff(previous: float, lived: float) -> float:
@@ -129,6 +130,7 @@ class Process:
                 stdout=fd,
                 stderr=fd,
                 preexec_fn=_child,
+                pass_fds=self.component.fds,
             )
         except OSError as e:
             program = self.component.argv[0]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.controlplane import components, handover, job, pod_network, stack
+from hpk_kubelet.controlplane import components, handover, inside, job, pod_network, stack
 from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
 from hpk_kubelet.controlplane.api import ApiClient, apply_manifests, load_manifests
 from hpk_kubelet.controlplane.files import make_private_dir, write_private
@@ -51,7 +51,8 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
     loop.add_signal_handler(signal.SIGUSR1, asked.set)
     network = await asyncio.to_thread(pod_network.choose_mode, config)
     say(f"network: {network.mode} ({network.why})")
-    needed = (*stack.BINARIES, *(pod_network.BINARIES if network.mode == "rootless" else ()))
+    rootless = (*pod_network.BINARIES, *inside.BINARIES) if network.mode == "rootless" else ()
+    needed = (*stack.BINARIES, *rootless)
     binaries = {name: components.installed(name) for name in needed}
     await asyncio.to_thread(handover.take_over, paths, os.environ, say)
     await asyncio.to_thread(ensure_alone, paths, slurm_job)
@@ -75,7 +76,7 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         if starting.done():
             starting.result()
         while not stop.is_set():
-            for process in plane.processes:
+            for process in plane.all_processes():
                 truncate_large(process.log)
             await asyncio.wait({stopping}, timeout=_LOG_CHECK)
     finally:
@@ -131,10 +132,14 @@ class Plane:
     def __init__(self, paths: Paths, site: stack.Site, slurm_job: int | None, began: float) -> None:
         self.processes: list[Process] = []
         self.network: pod_network.PodNetwork | None = None
+        self.inside: inside.Inside | None = None
         self._paths = paths
         self._site = site
         self._job = slurm_job
         self._began = began
+
+    def all_processes(self) -> list[Process]:
+        return [*self.processes, *(self.inside.processes if self.inside is not None else ())]
 
     async def _start(self, component: Component) -> None:
         process = Process(component, self._paths.log, say)
@@ -151,8 +156,15 @@ class Plane:
         await self._start(stack.etcd(site, pki, certs))
         if self.network is not None:
             await self.network.prepare(pki)
+            egress = inside.Egress(site, self.network.facts["podCIDR"])
+            self.inside = inside.Inside(site, self.network, say)
+            self.network.follow(egress.moved)
+            self.network.follow(self.inside.moved)
             self.network.start()
-        await self._start(stack.apiserver(site, pki, certs))
+            await self._start(egress.component())
+            await self._start(stack.apiserver(site, pki, certs, (egress.flag,)))
+        else:
+            await self._start(stack.apiserver(site, pki, certs))
         admin_config = component_kubeconfig(paths, "admin").read_bytes()
         write_private(paths.kubeconfig, admin_config)
         write_private(
@@ -174,11 +186,15 @@ class Plane:
         await apply_manifests(client, load_manifests(MANIFESTS))
         for name in own:
             await self._start(stack.own(f"hpk-{name}", name))
+        if self.inside is not None:
+            await self.inside.serving(client)
 
     async def stop(self) -> None:
         """Stops everything, last started first."""
         for process in reversed(self.processes):
             await process.stop()
+        if self.inside is not None:
+            await self.inside.stop()
         if self.network is not None:
             await self.network.stop()
         say("stopped")

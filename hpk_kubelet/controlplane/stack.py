@@ -16,6 +16,7 @@ from hpk_kubelet.controlplane.process import Component
 
 SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_API = "10.96.0.1"  # the `kubernetes` Service: the first address of SERVICE_CIDR
+DNS_ADDRESS = "10.96.0.10"  # the `kube-dns` Service, where every distribution has it
 CLUSTER_DOMAIN = "cluster.local"
 ISSUER = f"https://kubernetes.default.svc.{CLUSTER_DOMAIN}"
 PORTS = ("apiserver", "etcd", "etcd-peer", "etcd-http")
@@ -118,9 +119,9 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
     )
 
 
-def apiserver(site: Site, pki: Pki, certs: Certificates) -> Component:
+def apiserver(site: Site, pki: Pki, certs: Certificates, egress: tuple[str, ...] = ()) -> Component:
     """kube-apiserver. Ready when /readyz says so, asked as the administrator: nothing is
-    anonymous here, health included."""
+    anonymous here, health included. `egress`: flags that say how it reaches pods."""
     ca = pki.ca.cert
     sa = pki.service_account_key()
     local = f"https://127.0.0.1:{site.ports['apiserver']}"
@@ -165,6 +166,7 @@ def apiserver(site: Site, pki: Pki, certs: Certificates) -> Component:
             f"--proxy-client-key-file={certs.front_proxy.key}",
             # Aggregated APIs are dialled at their endpoints: their Services are headless here.
             "--enable-aggregator-routing=true",
+            *egress,
             "--profiling=false",
         ),
         {"GOMEMLIMIT": "450MiB"},
@@ -197,7 +199,11 @@ def controller_manager(site: Site, pki: Pki) -> Component:
     )
 
 
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """One of our modules, run by this Python."""
+    return (sys.executable, "-m", module, *arguments)
+
+
 def own(name: str, argument: str) -> Component:
     """One of HPK's own processes: `hpk ARGUMENT` with this Python."""
-    argv = (sys.executable, "-m", "hpk_kubelet.cli", argument)
-    return Component(name, argv, stop_timeout=30.0)
+    return Component(name, python("hpk_kubelet.cli", argument), stop_timeout=30.0)

@@ -8,6 +8,7 @@ from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.expansion import expand, lookup_in
 from hpk_kubelet.spec.inputs import Object, PlanInputs
 from hpk_kubelet.spec.late import Value, parts
+from hpk_kubelet.spec.network import api_address
 from hpk_kubelet.spec.objects import config_map_data, secret_data
 from hpk_kubelet.spec.services import service_variables
 
@@ -19,10 +20,7 @@ def container_environment(pod: Object, container: Object, inputs: PlanInputs) ->
     Raises ConfigError with kubelet's words for what is missing and not optional.
     """
     services = service_variables(
-        inputs.services,
-        inputs.api_host,
-        inputs.api_port,
-        pod["spec"].get("enableServiceLinks", True),
+        inputs.services, *api_address(pod, inputs), pod["spec"].get("enableServiceLinks", True)
     )
     try:
         variables = _env_from(container, inputs)

@@ -33,6 +33,14 @@ def network_plan(pod: Object, inputs: PlanInputs) -> NetworkPlan:
     return inputs.network
 
 
+def api_address(pod: Object, inputs: PlanInputs) -> tuple[str, int]:
+    """Where the pod reaches the API server: in the pod network by its Service's address, which
+    stays while the control plane moves."""
+    network = network_plan(pod, inputs)
+    api = network["facts"].get("api") if network["mode"] == "rootless" else None
+    return (api["address"], api["port"]) if api else (inputs.api_host, inputs.api_port)
+
+
 def uses_host(pod: Object) -> bool:
     return bool(pod["spec"].get("hostNetwork"))
 

@@ -123,6 +123,15 @@ class DnsFacts(TypedDict):
     target: str  # ADDRESS of the pod network where CoreDNS is now; "": kube-proxy knows
 
 
+class ApiFacts(TypedDict):
+    """The Service `kubernetes`: pods reach the API server at an address that stays."""
+
+    address: str
+    port: int
+    target: str  # the control plane's node
+    targetPort: int
+
+
 class DaemonFacts(TypedDict):
     """A program run once on each node that has pods, as root of the node network's namespaces (and
     the user outside). Another value here starts it anew."""
@@ -144,6 +153,7 @@ class NetworkFacts(TypedDict):
     mtu: int  # of a node network's way out, in bytes; pods have what VXLAN leaves of it
     flanneld: str  # path
     etcd: EtcdFacts
+    api: NotRequired[ApiFacts]
     dns: NotRequired[DnsFacts]
     daemons: NotRequired[dict[str, DaemonFacts]]  # by name: kube-proxy
 
