@@ -79,6 +79,8 @@ class SlurmJobs:
         self._task = task
         self._quick_until = 0.0
         self._poke = asyncio.Event()
+        self._cancels: list[tuple[Cancel, asyncio.Future[None]]] = []
+        self._cancelling: asyncio.Task[None] | None = None
 
     def hurry(self, seconds: float = 5.0) -> None:
         """For so long, a change is expected that only Slurm will tell."""
@@ -134,11 +136,30 @@ class SlurmJobs:
         return self._interval if waiting else _IDLE * self._interval
 
     async def cancel(self, cancel: Cancel) -> None:
-        """HPKError when Slurm refuses or is away."""
-        (error,) = await self.backend.cancel([cancel])
-        if error is not None:
-            raise error
+        """HPKError when Slurm refuses or is away. What arrives while others are being cancelled
+        goes together after them."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._cancels.append((cancel, future))
+        if self._cancelling is None or self._cancelling.done():
+            self._cancelling = asyncio.create_task(self._cancel_all())
+        await future
         self.hurry()
+
+    async def _cancel_all(self) -> None:
+        while self._cancels:
+            batch, self._cancels = self._cancels, []
+            answers: Sequence[BaseException | None]
+            try:
+                answers = await self.backend.cancel([cancel for cancel, _ in batch])
+            except Exception as e:
+                answers = [e] * len(batch)
+            for (_, future), error in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
 
 
 def changed(before: Snapshot | None, after: Snapshot) -> set[str]:
