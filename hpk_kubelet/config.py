@@ -68,6 +68,11 @@ class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         _absolute("path", self.path)
 
 
+class SecurityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    allowed_unsafe_sysctls: tuple[str, ...] = ()
+    """Sysctls (`kernel.msg*`) that pods may set in their own namespaces besides the safe ones."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     network: Literal["auto", "rootless", "host"] = "auto"
     """`rootless`: pods have a network of their own; `host`: they use their nodes' network; `auto`:
@@ -91,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """`pods` capacity of every virtual node."""
     images: ImageConfig = ImageConfig()
     volumes: VolumeConfig = VolumeConfig()
+    security: SecurityConfig = SecurityConfig()
     slurm: SlurmConfig = SlurmConfig()
 
     def __post_init__(self) -> None:

@@ -12,14 +12,24 @@ _LINKS = {
     "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
 }  # fmt: skip
 _TTY_GROUP = 5
+_NOT_SHARED = ("tty", "pt", "vcs", "console", "nvidia", "kfd", "dri")
 
 
 def make_devices(
-    path: str, gids: int, gpus: Optional[str], job: Dict[str, str], of_node: bool = False
+    path: str,
+    gids: int,
+    gpus: Optional[str],
+    job: Dict[str, str],
+    of_node: bool = False,
+    privileged: bool = False,
 ) -> None:
     """Fills the empty directory `path`, which is on a tmpfs. `gids`: how many groups exist.
-    `of_node`: MPI's ranks share the node's /dev/shm and use its interconnect."""
-    for name in _DEVICES + tuple(gpu_devices(gpus, job) if gpus else ()):
+    `of_node`: MPI's ranks share the node's /dev/shm and use its interconnect. `privileged`: every
+    device that the user may use, but for GPUs that were not granted."""
+    names = _DEVICES + tuple(gpu_devices(gpus, job) if gpus else ())
+    if privileged:
+        names += tuple(name for name in usable_devices() if name not in names)
+    for name in names:
         bind_device(os.path.join("/dev", name), os.path.join(path, name))
     for name, target in _LINKS.items():
         os.symlink(target, os.path.join(path, name))
@@ -49,6 +59,24 @@ def bind_device(source: str, target: str) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o600))
     syscalls.mount(source, target, flags=syscalls.MS_BIND | syscalls.MS_REC)
+
+
+def usable_devices() -> List[str]:
+    """Names below /dev of what the user may open on this node; no terminals, no GPUs."""
+    found = []
+    for folder in ("", "net", "vfio", "infiniband"):
+        try:
+            names = sorted(os.listdir(os.path.join("/dev", folder)))
+        except OSError:
+            continue
+        for name in (os.path.join(folder, name) for name in names):
+            path = os.path.join("/dev", name)
+            mode = os.lstat(path).st_mode
+            if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) or name.startswith(_NOT_SHARED):
+                continue
+            if os.access(path, os.R_OK):
+                found.append(name)
+    return found
 
 
 def gpu_devices(gpus: str, job: Dict[str, str]) -> List[str]:

@@ -30,6 +30,17 @@ NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE
 _CAPABILITIES = _CAPABILITY_NAMES.split()
 _DEFAULT_CAPABILITIES = _DEFAULT_NAMES.split()
 
+# containerd's pkg/oci/spec.go
+_MASKED_FILES = (
+    "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+    "/proc/timer_list", "/proc/timer_stats",
+)  # fmt: skip
+_MASKED_DIRECTORIES = (
+    "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware",
+)  # fmt: skip
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+
 _TIOCSCTTY, _AT_FDCWD, _O_WRONLY, _SAME = 0x540E, -100, 1, -1
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -99,15 +110,39 @@ def start_program(
         steps = [part for part in cwd.split("/") if part]
         for i in range(len(steps)):
             todo.call("mkdirat", _AT_FDCWD, "/" + "/".join(steps[: i + 1]), 0o755, on_error=IGNORE)
+        if not security.get("unmasked"):
+            _mask(todo)
     todo.call("chdir", cwd or "/", tag=_CHDIR)
+    # the keys of the job's session (Kerberos, AFS) are the user's, not the container's
+    todo.call("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, on_error=IGNORE)
     _become(todo, security, mapping, keep_groups)
     todo.call("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    if security.get("noNewPrivileges"):
+        todo.call("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, tag=_USER)
     pairs = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in env.items()]
     words = [os.fsencode(word) for word in argv]
     for path in candidates(argv[0], env["PATH"]):
         todo.call("execve", path, words, pairs, on_error=REPORT, tag=_EXEC)
     todo.call("write", REPORT_FD, RECORD.pack(_NONE, 0), RECORD.size)
     return todo.program(platform.machine())
+
+
+def _mask(todo: Launcher) -> None:
+    """What containerd hides of /proc and /sys from a container that is not privileged, and what it
+    lets it only read; what this node has not is passed over."""
+    for path in _MASKED_FILES:
+        todo.call("mount", "/dev/null", path, 0, syscalls.MS_BIND, 0, on_error=IGNORE)
+    for path in _MASKED_DIRECTORIES:
+        todo.call(
+            "mount", "tmpfs", path, "tmpfs", syscalls.MS_RDONLY, "size=4k,mode=0555",
+            on_error=IGNORE,
+        )  # fmt: skip
+    again = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
+    again |= syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    for path in _READ_ONLY:
+        todo.call("mount", path, path, 0, syscalls.MS_BIND | syscalls.MS_REC, 0, on_error=IGNORE)
+        todo.call("mount", 0, path, 0, again, 0, on_error=IGNORE)
+    todo.call("mount", 0, "/sys", 0, again, 0, on_error=IGNORE)
 
 
 def _become(todo: Launcher, security: Dict[str, Any], mapping: Mapping, keep_groups: bool) -> None:
@@ -134,7 +169,8 @@ def _become(todo: Launcher, security: Dict[str, Any], mapping: Mapping, keep_gro
         if name not in kept:
             todo.call("prctl", syscalls.PR_CAPBSET_DROP, number, 0, 0, 0, on_error=IGNORE)
     if not nested and not (keep_groups and not groups):
-        wanted = [g for g in groups if g < mapping.gids]
+        # the primary group is one of them, as containerd has it since CVE-2022-36109
+        wanted = [g for g in [gid, *groups] if g < mapping.gids]
         packed = struct.pack("<%dI" % len(wanted), *wanted)
         # without a range of ids the kernel forbids setgroups, and there is nothing to set
         todo.call(

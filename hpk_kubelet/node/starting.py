@@ -20,6 +20,7 @@ from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.observed import Waiting
 from hpk_kubelet.spec.plan import Intent, PodPlan
+from hpk_kubelet.spec.sysctls import forbidden_sysctl
 from hpk_kubelet.spec.unsupported import unsupported
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class Starting(Worker):
             request = self._request(pod)
         except HPKError as e:
             return self._reject("SlurmRejected", str(e))
+        site = self.kubelet.site
+        if why := forbidden_sysctl(pod, site.config.security.allowed_unsafe_sysctls):
+            return self._reject("SysctlForbidden", why, f"Pod was rejected: {why}")
         if not self._retries[Action.PREPARE].failures:
             rootless = self.kubelet.site.network.facts is not None
             for entry in unsupported(pod, rootless=rootless):
@@ -214,8 +218,8 @@ class Starting(Worker):
         self._note(job_id)
         return 0.0
 
-    def _reject(self, reason: str, words: str) -> float:
-        self.rejected = (reason, words)
+    def _reject(self, reason: str, words: str, message: str = "") -> float:
+        self.rejected = (reason, message or words)
         self.say("Warning", reason, words)
         return 0.0
 

@@ -14,8 +14,10 @@ from hpk_kubelet.spec.network import (
     uses_host,
 )
 from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, PodPlan
+from hpk_kubelet.spec.ranks import main_container
 from hpk_kubelet.spec.resources import storage_limit
 from hpk_kubelet.spec.restart import pod_policy
+from hpk_kubelet.spec.sysctls import sysctls
 
 DEFAULT_GRACE = 30
 
@@ -69,6 +71,8 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
     )
     if spec.get("activeDeadlineSeconds") is not None:
         plan["activeDeadlineSeconds"] = spec["activeDeadlineSeconds"]
+    if settings := sysctls(pod):
+        plan["sysctls"] = settings
     if limit := storage_limit(spec):
         plan["storageLimit"] = limit
     fs_group = (spec.get("securityContext") or {}).get("fsGroup")
@@ -82,9 +86,3 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
             if container["name"] == main:
                 container["mpi"] = list(inputs.mpi)
     return plan
-
-
-def main_container(pod: Object) -> str:
-    """The container whose program becomes MPI ranks: the one called `main`, else the first."""
-    names: list[str] = [container["name"] for container in pod["spec"]["containers"]]
-    return "main" if "main" in names else names[0]

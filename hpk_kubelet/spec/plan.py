@@ -65,6 +65,8 @@ class SecurityPlan(TypedDict):
     privileged: bool
     capabilities: NotRequired[list[str]]  # added beyond the runtime's default, without CAP_
     dropCapabilities: NotRequired[list[str]]
+    noNewPrivileges: NotRequired[bool]  # setuid programs and file capabilities give nothing
+    unmasked: NotRequired[bool]  # all of /proc and /sys is there, as the user may have it
 
 
 class ContainerPlan(TypedDict):
@@ -216,6 +218,7 @@ class PodPlan(TypedDict):
     volumes: dict[str, VolumePlan]
     resolver: ResolverPlan
     hosts: HostsPlan
+    sysctls: NotRequired[dict[str, str]]  # path below /proc/sys → value
     storageLimit: NotRequired[int]  # bytes: the containers' together, and the emptyDirs on disk
     fsGroup: NotRequired[int]  # emptyDir belongs to this group: mode 02777
     gpus: NotRequired[Literal["nvidia", "rocm"]]

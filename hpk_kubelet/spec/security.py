@@ -43,6 +43,10 @@ def security_plan(
         readOnlyRootFilesystem=bool(effective.get("readOnlyRootFilesystem")),
         privileged=bool(effective.get("privileged")),
     )
+    if effective.get("allowPrivilegeEscalation") is False:
+        plan["noNewPrivileges"] = True
+    if plan["privileged"] or of_container.get("procMount") == "Unmasked":
+        plan["unmasked"] = True
     capabilities = of_container.get("capabilities") or {}
     if capabilities.get("add"):
         plan["capabilities"] = [c.removeprefix("CAP_") for c in capabilities["add"]]

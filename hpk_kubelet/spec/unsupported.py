@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.inputs import Object
+from hpk_kubelet.spec.ranks import main_container
+
+_NAMES = """
+AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND BPF IPC_LOCK LINUX_IMMUTABLE MAC_ADMIN
+MAC_OVERRIDE MKNOD PERFMON SYS_BOOT SYS_MODULE SYS_NICE SYS_PACCT SYS_RAWIO SYS_RESOURCE
+SYSLOG SYS_TIME SYS_TTY_CONFIG WAKE_ALARM
+"""
+_OF_THE_MACHINE = frozenset(_NAMES.split())
+"""Capabilities that the kernel asks for in its first user namespace alone (capabilities(7))."""
 
 
 class Unsupported(NamedTuple):
@@ -25,6 +35,7 @@ def unsupported(pod: Object, *, rootless: bool) -> list[Unsupported]:
         *_of_pod(spec),
         *_of_network(spec, own_network),
         *_of_containers(spec),
+        *_of_ranks(pod),
     ]
 
 
@@ -89,10 +100,6 @@ def _of_pod(spec: Object) -> Iterator[Unsupported]:
         yield Unsupported(
             "UnsupportedField", "runtimeClassName is ignored: containers run through apptainer"
         )
-    if security.get("sysctls"):
-        yield Unsupported(
-            "UnsupportedField", "sysctls are ignored: a user may not set those of a compute node"
-        )
     for volume in spec.get("volumes") or []:
         medium = (volume.get("emptyDir") or {}).get("medium") or ""
         if medium.startswith("HugePages"):
@@ -100,10 +107,17 @@ def _of_pod(spec: Object) -> Iterator[Unsupported]:
                 "UnsupportedField",
                 f"volume {volume['name']}: medium {medium} is not to be had; it is on disk",
             )
-    for level in (security, *_security_contexts(spec)):
-        for key in ("seccompProfile", "appArmorProfile"):
-            if (level.get(key) or {}).get("type") == "Localhost":
-                yield Unsupported("UnsupportedField", f"{key} of type Localhost is ignored")
+    levels = (security, *_security_contexts(spec))
+    if any((level.get("appArmorProfile") or {}).get("type") == "Localhost" for level in levels):
+        yield Unsupported(
+            "UnsupportedField",
+            "appArmorProfile of type Localhost is ignored: only an administrator can load one",
+        )
+    if any(level.get("seLinuxOptions") for level in levels):
+        yield Unsupported(
+            "UnsupportedField",
+            "seLinuxOptions are ignored: containers run with the label of the user's jobs",
+        )
 
 
 def _of_containers(spec: Object) -> Iterator[Unsupported]:
@@ -123,7 +137,17 @@ def _of_containers(spec: Object) -> Iterator[Unsupported]:
                     f"container {name}: recursiveReadOnly of volume {mount['name']} is ignored: "
                     "mounts below it stay writable",
                 )
-        if (container.get("securityContext") or {}).get("privileged"):
+        context = container.get("securityContext") or {}
+        added = {
+            name.removeprefix("CAP_") for name in (context.get("capabilities") or {}).get("add", [])
+        }
+        if without := sorted(added & _OF_THE_MACHINE):
+            yield Unsupported(
+                "UnsupportedField",
+                f"container {name}: capability {', '.join(without)} is given in the pod's user "
+                "namespace only, where it allows nothing: it is over the whole machine",
+            )
+        if context.get("privileged"):
             yield Unsupported(
                 "UnsupportedField",
                 f"container {name}: privileged gives it what the user may do on the compute "
@@ -135,6 +159,21 @@ def _of_containers(spec: Object) -> Iterator[Unsupported]:
                     "UnsupportedField",
                     f"container {name}: RestartAllContainers restarts this container alone",
                 )
+
+
+def _of_ranks(pod: Object) -> Iterator[Unsupported]:
+    if mpi_words(pod) is None:
+        return
+    main = main_container(pod)
+    container = next(c for c in pod["spec"]["containers"] if c["name"] == main)
+    asked = (pod["spec"].get("securityContext") or {}) | (container.get("securityContext") or {})
+    ids = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
+    if named := [key for key in ids if asked.get(key) is not None]:
+        yield Unsupported(
+            "UnsupportedField",
+            f"container {main}: {', '.join(named)} are ignored: MPI ranks run as the user of the "
+            "Slurm job, whom PMIx and Slurm must know them for",
+        )
 
 
 def _security_contexts(spec: Object) -> Iterator[Object]:

@@ -11,10 +11,12 @@ from spec_samples import Config, Image, Object, container, inputs, pod
 
 from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.spec.build import build_plan, main_container
+from hpk_kubelet.spec.build import build_plan
 from hpk_kubelet.spec.errors import ConfigError
+from hpk_kubelet.spec.ranks import main_container
 from hpk_kubelet.spec.references import Reference, image_pull_secrets, references
 from hpk_kubelet.spec.resources import granted
+from hpk_kubelet.spec.sysctls import forbidden_sysctl, is_namespaced
 from hpk_kubelet.spec.unsupported import unsupported
 
 API = {
@@ -558,8 +560,15 @@ def test_what_is_not_supported_is_told() -> None:
         container(
             ports=[{"containerPort": 80, "hostPort": 81}],
             volumeMounts=[{"name": "v", "mountPath": "/v", "mountPropagation": "Bidirectional"}],
-            securityContext={"privileged": True},
+            securityContext={
+                "privileged": True,
+                "capabilities": {"add": ["SYS_TIME", "NET_ADMIN"]},
+                "seLinuxOptions": {"level": "s0"},
+                "runAsUser": 7,
+            },
         ),
+        metadata={"annotations": {"slurm-job.hpk.io/mpi-flag": "--mpi=pmix"}},
+        securityContext={"appArmorProfile": {"type": "Localhost"}},
         affinity={"podAntiAffinity": {"x": []}},
         topologySpreadConstraints=[{}],
         hostPID=True,
@@ -568,7 +577,8 @@ def test_what_is_not_supported_is_told() -> None:
     )
     told = unsupported(whole, rootless=False)
     for word in ("podAntiAffinity", "topologySpread", "hostPID", "runtimeClassName", "dnsPolicy",
-                 "hostPort 81", "Bidirectional", "privileged"):  # fmt: skip
+                 "hostPort 81", "Bidirectional", "privileged", "capability SYS_TIME is",
+                 "seLinuxOptions", "appArmorProfile", "runAsUser are ignored"):  # fmt: skip
         assert sum(word in entry.message for entry in told) == 1, word
     own = [entry.message for entry in unsupported(whole, rootless=True)]
     assert not any("hostPort" in message or "dnsPolicy" in message for message in own)
@@ -668,3 +678,38 @@ def test_what_a_job_gives_is_the_most_a_container_may_use() -> None:
     assert granted(pod(), config) == {"cpu": "1", "memory": "512Mi"}
     asks["metadata"]["annotations"] = {"slurm-job.hpk.io/flags": "-c 8 --mem=0"}
     assert granted(asks, config) == {"cpu": "8"}
+
+
+def with_sysctls(*names: str, **more: Any) -> Object:
+    return pod(
+        securityContext={"sysctls": [{"name": name, "value": "1"} for name in names]}, **more
+    )
+
+
+def test_sysctls() -> None:
+    whole = with_sysctls("kernel.shm_rmid_forced", "net/ipv4/tcp_fin_timeout")
+    assert forbidden_sysctl(whole, ()) == ""
+    assert build_plan(whole, inputs(whole))["sysctls"] == {
+        "kernel/shm_rmid_forced": "1",
+        "net/ipv4/tcp_fin_timeout": "1",
+    }
+    assert forbidden_sysctl(with_sysctls("kernel.msgmax"), ()) == (
+        'forbidden sysctl: "kernel.msgmax" not allowlisted'
+    )
+    assert forbidden_sysctl(with_sysctls("kernel.msgmax"), ("kernel.msg*",)) == ""
+    of_host = with_sysctls("net.ipv4.tcp_wmem", hostNetwork=True)
+    assert "not allowed with host Net enabled" in forbidden_sysctl(of_host, ())
+    odd = with_sysctls("net/ipv4/conf/eth0.1/forwarding")
+    assert forbidden_sysctl(odd, ("net.ipv4.conf.*",)) == ""
+    assert build_plan(odd, inputs(odd))["sysctls"] == {"net/ipv4/conf/eth0.1/forwarding": "1"}
+    assert is_namespaced("kernel.shm*") and not is_namespaced("vm.swappiness")
+
+
+def test_rights_a_container_gives_up() -> None:
+    def security(**context: Any) -> Any:
+        return main_plan(securityContext=context)["security"]
+
+    assert "noNewPrivileges" not in security() and "unmasked" not in security()
+    assert security(allowPrivilegeEscalation=False)["noNewPrivileges"] is True
+    assert security(procMount="Unmasked")["unmasked"] is True
+    assert security(privileged=True)["unmasked"] is True
