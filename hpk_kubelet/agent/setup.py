@@ -5,7 +5,6 @@ even imported.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -66,7 +65,10 @@ class PodSetup:
             self.network = PodNetwork(plan["network"])
         entered = namespaces.enter(plan["hostname"], rank=bool(rank), network=self.network)
         mapping = entered.mapping
-        set_sysctls(plan.get("sysctls", {}))
+        if plan.get("sysctls"):
+            from .sysctls import set_sysctls
+
+            set_sysctls(plan["sysctls"], entered.netns)
         base = plan["agent"]["localDir"] or job.get("SLURM_TMPDIR") or "/tmp"
         agents = os.path.join(base, "hpk-%d-%s" % (self.uid, self.job_id))
         self.scratch = agents + "." + rank if rank else agents
@@ -269,21 +271,6 @@ class PodSetup:
                 remove_tree(self._volumes)
         except OSError as e:
             note("%s could not be removed: %s" % (self.scratch, e))
-
-
-def set_sysctls(settings: Dict[str, str]) -> None:
-    """In this process's namespaces. NamespaceError if the kernel lets no user set one."""
-    for name, value in settings.items():
-        try:
-            if ".." in name.split("/"):
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-            with open("/proc/sys/" + name, "w") as f:
-                f.write(value)
-        except OSError as e:
-            raise namespaces.NamespaceError(
-                "node %s does not let the pod set sysctl %s to %r: %s"
-                % (socket.gethostname(), name, value, e.strerror)
-            ) from None
 
 
 def srun_argv(srun: str, words: List[str], job: Dict[str, str]) -> List[str]:

@@ -109,10 +109,16 @@ def test_sysctls_of_the_pods_own_namespaces(ns: Namespace, busybox: str) -> None
     before = ns.user.run("cat", "/proc/sys/kernel/shm_rmid_forced").out
     ns.create(
         asks("safe", "kernel.shm_rmid_forced", "1"),
+        asks("network", "net.ipv4.tcp_fin_timeout", "21"),
         asks("unsafe", "kernel.msgmax", "10000"),
     )
     ns.wait_phase("safe", "Succeeded", "Failed")
     assert ns.logs("safe") == "1\n"
+    network = ns.wait_phase("network", "Succeeded", "Failed")
+    if network["status"]["podIP"] == network["status"]["hostIP"]:
+        assert "the network is the node's own" in network["status"]["message"]
+    else:
+        assert ns.logs("network") == "21\n"
     assert ns.user.run("cat", "/proc/sys/kernel/shm_rmid_forced").out == before
     status = ns.wait_phase("unsafe", "Failed")["status"]
     assert status["reason"] == "SysctlForbidden"
