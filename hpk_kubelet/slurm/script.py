@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -172,7 +171,6 @@ def parse_time_limit(text: str) -> int | None:
     return (first or 0) * 60 + (second or 0)
 
 
-@cache
 def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -190,6 +188,10 @@ def _quote(values: object) -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 
+# Read now: the files may be replaced by another version's while this one runs.
+_POD = _template("pod.sbatch.j2")
+
+
 def render_script(request: JobRequest) -> str:
     """The job's script."""
-    return _template("pod.sbatch.j2").render(request=request, no_python=NO_PYTHON)
+    return _POD.render(request=request, no_python=NO_PYTHON)
