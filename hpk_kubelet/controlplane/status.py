@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,6 +92,18 @@ def find_control(paths: Paths) -> tuple[Control | None, jobs.Job | None, bool]:
     return control, found[0] if found else None, False
 
 
+def find_control_or_last(paths: Paths) -> tuple[Control | None, jobs.Job | None, bool]:
+    """As find_control; the job of the last known control plane, as UNKNOWN and with Slurm's
+    words for a reason, while slurmctld does not answer."""
+    try:
+        return find_control(paths)
+    except jobs.SlurmUnreachable as e:
+        control = read_control(paths)
+        if control is None or control.job is None:
+            raise
+        return control, jobs.Job(control.job, "UNKNOWN", "", str(e), jobs.JOB_NAME, ""), False
+
+
 async def look(paths: Paths, where: tuple[Control | None, jobs.Job | None, bool]) -> State:
     """Asks the API, if there can be one, for nodes and pods."""
     control, job, process = where
@@ -114,7 +127,7 @@ async def status(paths: Paths, wait: float, say: Callable[[str], None]) -> None:
     """Prints the state; with `wait`, only once the API is ready and every node is. HPKError
     when it isn't running, or not complete after that many seconds."""
     deadline = time.monotonic() + wait
-    where = find_control(paths)
+    where = find_control_or_last(paths)
     asked = time.monotonic()
     seen = where[1]
     while True:
@@ -123,7 +136,7 @@ async def status(paths: Paths, wait: float, say: Callable[[str], None]) -> None:
             break
         await asyncio.sleep(0.25)
         if time.monotonic() - asked >= _SLURM_EVERY or read_control(paths) != where[0]:
-            where = find_control(paths)
+            where = find_control_or_last(paths)
             asked = time.monotonic()
             if seen is not None and where[1] is None and not where[2]:
                 raise HPKError(f"control job {seen.id} ended; its output is hpk-{seen.id}.out")
@@ -156,6 +169,11 @@ def down(paths: Paths, say: Callable[[str], None], patience: float = 75.0) -> No
     """Stops the control plane and waits until it is gone; pods go on. HPKError if none runs."""
     control, job, process = find_control(paths)
     if process and control is not None:
+        if control.host != socket.gethostname():
+            raise HPKError(
+                f"the control plane is process {control.pid} on {control.host}, and Slurm can't "
+                f"stop it: run hpk down there"
+            )
         os.kill(control.pid, signal.SIGTERM)
         _until(lambda: not runs_here(control), patience, f"process {control.pid} does not stop")
         say(f"process {control.pid} stopped")
