@@ -141,6 +141,8 @@ class Connection:
                     message = frame.message()
                     if message["type"] == "stop":
                         self._pod.stop(float(message["gracePeriodSeconds"]))
+                    elif message["type"] == "limit":
+                        self._pod.limit(message["activeDeadlineSeconds"])
                     elif message["type"] == "container":
                         self._pod.add_ephemeral(message["container"])
                     elif message["type"] == "network":

@@ -57,6 +57,7 @@ class Pod:
                 self.runners[container["name"]] = Runner(self, container, init)
         self._deadline = float("inf")  # monotonic: when everything is killed
         self._deadline_moved = asyncio.Event()
+        self._limit: Optional[asyncio.TimerHandle] = None
         self._reason: Dict[str, str] = {}
         self._finished = False
         self._started_at = started_at
@@ -160,12 +161,7 @@ class Pod:
 
     async def run(self, volume_error: Optional[VolumeError]) -> None:
         """From the first container to the last; then the state is final and written."""
-        limit = self.plan.get("activeDeadlineSeconds")
-        if limit is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(
-                max(0.0, self.plan["startTime"] + limit - time.time()), self._deadline_exceeded
-            )
+        self.limit(self.plan.get("activeDeadlineSeconds"))
         self.changed()
         if volume_error:
             await self._wait_for_volumes(volume_error)
@@ -260,6 +256,16 @@ class Pod:
         runner.state["waiting"] = {"reason": "ContainerCreating"}
         self._lives[name] = asyncio.ensure_future(runner.live())
         self.changed()
+
+    def limit(self, active: Optional[int]) -> None:
+        """Sets activeDeadlineSeconds, which may be shortened while the pod runs; None: none."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        if active is not None:
+            left = self.plan["startTime"] + active - time.time()
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(max(0.0, left), self._deadline_exceeded)
 
     def _deadline_exceeded(self) -> None:
         message = "Pod was active on the node longer than the specified deadline"

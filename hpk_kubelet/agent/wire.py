@@ -19,6 +19,7 @@ Kubelet → agent:
     plan     {plan: PodPlan}          answer to refresh;  or {error: sentence}
     stop     {gracePeriodSeconds}     delete the pod: preStop, stop signal, grace, KILL. Again with
                                       a smaller value shortens the grace
+    limit    {activeDeadlineSeconds}  the pod's new one, null for none
     container {container: ContainerPlan}   an ephemeral container; ignored if its name is known
     network  {facts: NetworkFacts}    the newest facts of the pod network
     open     {stream, kind, …}        kind "exec": container, command, tty, stdin

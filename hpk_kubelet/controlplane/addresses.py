@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpk_kubelet.config import Config, Paths
 from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.errors import HPKError
 
@@ -73,6 +74,12 @@ def port_range(configured: str) -> range:
     raise HPKError(
         f"config.yaml: ports: {configured!r} is not FIRST-LAST with 1024 <= FIRST <= LAST <= 65535"
     )
+
+
+def kubelet_ports(config: Config, paths: Paths) -> dict[str, int]:
+    """Those of the kubelet's API (`kubelet`) and of its agents (`agents`)."""
+    memory = paths.run / "kubelet-ports.json"
+    return choose_ports(("kubelet", "agents"), port_range(config.ports), memory)
 
 
 def choose_ports(names: Iterable[str], allowed: range, memory: Path) -> dict[str, int]:

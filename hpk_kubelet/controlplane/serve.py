@@ -12,8 +12,13 @@ import time
 from pathlib import Path
 
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.controlplane import components, handover, inside, job, pod_network, stack
-from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
+from hpk_kubelet.controlplane import components, handover, inside, job, metrics, pod_network, stack
+from hpk_kubelet.controlplane.addresses import (
+    choose_ports,
+    kubelet_ports,
+    node_address,
+    port_range,
+)
 from hpk_kubelet.controlplane.api import ApiClient, apply_manifests, load_manifests
 from hpk_kubelet.controlplane.files import make_private_dir, write_private
 from hpk_kubelet.controlplane.kubeconfig import (
@@ -59,7 +64,7 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
     ports = choose_ports(stack.PORTS, port_range(config.ports), paths.run / "ports.json")
     site = stack.Site(paths, address, ports, binaries)
 
-    plane = Plane(paths, site, slurm_job, began)
+    plane = Plane(config, paths, site, slurm_job, began)
     if network.mode == "rootless":
         plane.network = pod_network.PodNetwork(config, site, say)
     else:
@@ -129,7 +134,10 @@ def runs_here(control: Control) -> bool:
 class Plane:
     """The running processes, in the order they were started."""
 
-    def __init__(self, paths: Paths, site: stack.Site, slurm_job: int | None, began: float) -> None:
+    def __init__(
+        self, config: Config, paths: Paths, site: stack.Site, slurm_job: int | None, began: float
+    ) -> None:
+        self._config = config
         self.processes: list[Process] = []
         self.network: pod_network.PodNetwork | None = None
         self.inside: inside.Inside | None = None
@@ -184,6 +192,8 @@ class Plane:
         await self._start(stack.controller_manager(site, pki))
         client = ApiClient.from_kubeconfig(paths.kubeconfig)
         await apply_manifests(client, load_manifests(MANIFESTS))
+        kubelet = kubelet_ports(self._config, paths)["kubelet"]
+        await metrics.offer(client, site.address, kubelet, pki.ca.cert.read_bytes())
         for name in own:
             await self._start(stack.own(f"hpk-{name}", name))
         if self.inside is not None:

@@ -369,5 +369,9 @@ class Kubelet:
     def find(self, namespace: str, name: str) -> Pod | None:
         return self._by_name.get(f"{namespace}/{name}")
 
+    def allocatable(self) -> dict[str, dict[str, str]]:
+        """By virtual node."""
+        return {name: node.allocatable for name, node in self.nodes.items()}
+
     def served(self) -> Iterable[Pod]:
         return [pod for pod in self._pods.values() if pod.pod is not None]

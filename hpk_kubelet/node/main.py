@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.config import Config, Paths, load_config
-from hpk_kubelet.controlplane.addresses import choose_ports, node_address, port_range
+from hpk_kubelet.controlplane.addresses import kubelet_ports, node_address
 from hpk_kubelet.controlplane.kubeconfig import read_control, write_node_kubeconfig
+from hpk_kubelet.controlplane.metrics import SERVER_NAME as METRICS_SERVER_NAME
 from hpk_kubelet.controlplane.pki import Pki, kubelet_server
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images.store import ImageStore, default_root
@@ -28,6 +29,7 @@ from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.server.agents import AgentServer
 from hpk_kubelet.server.api import KubeletServer, server_context
 from hpk_kubelet.server.log_files import read_files
+from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.commands import CommandBackend
 
@@ -78,11 +80,16 @@ async def serve(config: Config, paths: Paths) -> None:
     if control is None:
         raise HPKError("no control plane was started yet: sbatch hpk.sbatch")
     address = node_address(config.address)
-    ports = choose_ports(
-        ("kubelet", "agents"), port_range(config.ports), paths.run / "kubelet-ports.json"
-    )
+    ports = kubelet_ports(config, paths)
     pki = Pki(paths.pki)
-    names = (AGENT_SERVER_NAME, socket.gethostname(), address, "127.0.0.1", "localhost")
+    names = (
+        AGENT_SERVER_NAME,
+        METRICS_SERVER_NAME,
+        socket.gethostname(),
+        address,
+        "127.0.0.1",
+        "localhost",
+    )
     pair = kubelet_server(pki, names)
     host = Host(address, socket.gethostname(), ports["kubelet"], await apptainer_version())
     images = ImageStore(default_root(config), insecure=config.images.insecure_registries)
@@ -114,8 +121,10 @@ async def serve(config: Config, paths: Paths) -> None:
         )
 
     kubelet = Kubelet(site, CommandBackend(), pki.cluster_id(), install(paths.agent), make_node)
-    kubelet.agents = AgentServer(kubelet, server_context(pair.cert, pair.key, None))
-    server = KubeletServer(kubelet, server_context(pair.cert, pair.key, pki.ca.cert), read_files)
+    kubelet.agents = AgentServer(kubelet, server_context(pair.cert, pair.key))
+    context = server_context(pair.cert, pair.key, pki.ca.cert, pki.front_proxy_ca.cert)
+    metrics = Metrics(kubelet.served, kubelet.allocatable)
+    server = KubeletServer(kubelet, context, read_files, metrics, {"maxPods": config.max_pods})
     try:
         agents_port = await kubelet.agents.start("0.0.0.0", ports["agents"])
         await server.start("0.0.0.0", ports["kubelet"])

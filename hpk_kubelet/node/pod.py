@@ -154,7 +154,21 @@ class Pod(Starting, Ending, Ephemeral):
                 self._refreshing = asyncio.create_task(self._refresh())
             pause = min(pause, max(1.0, self._refresh_due - now))
             pause = min(pause, self.begin_ephemeral())
+            self._limit()
         return pause
+
+    def _limit(self) -> None:
+        """activeDeadlineSeconds may be set or shortened while the pod runs."""
+        assert self.pod is not None
+        if self.agent is None or self.plan is None:
+            return
+        active = self.pod["spec"].get("activeDeadlineSeconds")
+        known = self.plan.get("activeDeadlineSeconds")
+        if self._limited is not None and self._limited[0] is self.agent:
+            known = self._limited[1]
+        if active != known:
+            self.agent.limit(active)
+            self._limited = (self.agent, active)
 
     def _tell(self) -> float:
         """Hands the status to the writer if it says something new; answers when to come back."""

@@ -143,6 +143,10 @@ class Agent:
         """Asks for the pod's end; again with a smaller grace shortens it."""
         self.send({"type": "stop", "gracePeriodSeconds": grace})
 
+    def limit(self, active: int | None) -> None:
+        """activeDeadlineSeconds, counted from the pod's startTime as ever."""
+        self.send({"type": "limit", "activeDeadlineSeconds": active})
+
     def start_container(self, plan: ContainerPlan) -> None:
         """An ephemeral container; one whose name the agent knows already is not started again."""
         self.send({"type": "container", "container": plan})

@@ -1,8 +1,9 @@
 """The kubelet's HTTPS API, for the API server alone.
 
 Paths and answers are those of Kubernetes' pkg/kubelet/server/server.go. Who calls is proved by a
-client certificate of the cluster's authority, and only the API server's own is let in: it has
-authorized the user already.
+client certificate of the cluster's authorities, and only the API server's own are let in: it has
+authorized the user already. It has two: one as the kubelet's client, one as the aggregator of
+metrics.k8s.io.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aiohttp import web
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.server.agents import Agent
 from hpk_kubelet.server.log_options import log_state, parse_options
+from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.server.pod_logs import LogFiles, pod_log
 from hpk_kubelet.server.port_forward import PROTOCOL, TUNNEL, PortForward
 from hpk_kubelet.server.proxy import proxy
@@ -28,7 +30,9 @@ from hpk_kubelet.server.upgrade import Pipe, raw_pipe, wants_spdy, websocket_pip
 
 log = logging.getLogger(__name__)
 
-API_SERVER = "kube-apiserver-kubelet-client"
+API_SERVER = ("kube-apiserver-kubelet-client", "hpk-ca")
+AGGREGATOR = ("front-proxy-client", "hpk-front-proxy-ca")
+"""Common names of the certificate and of its issuer."""
 NO_AGENT = "the pod's agent is not connected to the kubelet at this moment"
 
 
@@ -53,13 +57,13 @@ class Pods(Protocol):
     def served(self) -> Iterable[ServedPod]: ...
 
 
-def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """TLS 1.2 and newer; with `client_ca`, who has no certificate of it gets no connection."""
+def server_context(cert: Path, key: Path, *client_cas: Path) -> ssl.SSLContext:
+    """TLS 1.2 and newer; with `client_cas`, who has no certificate of them gets no connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key)
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
+    for authority in client_cas:
+        context.load_verify_locations(authority)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -69,8 +73,10 @@ async def only_the_api_server(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """403 for other certificates, however valid; HPKError becomes a plain sentence."""
-    name = common_name(request.get_extra_info("peercert"))
-    if name != API_SERVER:
+    certificate = request.get_extra_info("peercert")
+    name = common_name(certificate)
+    wanted = AGGREGATOR if request.path.startswith("/apis/") else API_SERVER
+    if (name, common_name(certificate, "issuer")) != wanted:
         raise web.HTTPForbidden(text=f"{name or 'nobody'} may not use the kubelet's API\n")
     try:
         return await handler(request)
@@ -78,9 +84,9 @@ async def only_the_api_server(
         raise web.HTTPInternalServerError(text=f"{e}\n") from None
 
 
-def common_name(certificate: Mapping[str, Any] | None) -> str:
-    """The subject's CN of what ssl's getpeercert() answers; "" without one."""
-    for relative in (certificate or {}).get("subject", ()):
+def common_name(certificate: Mapping[str, Any] | None, of: str = "subject") -> str:
+    """The subject's (or issuer's) CN of what ssl's getpeercert() answers; "" without one."""
+    for relative in (certificate or {}).get(of, ()):
         for key, value in relative:
             if key == "commonName":
                 return str(value)
@@ -90,8 +96,18 @@ def common_name(certificate: Mapping[str, Any] | None) -> str:
 class KubeletServer:
     """Serves until `close`."""
 
-    def __init__(self, pods: Pods, context: ssl.SSLContext, log_files: LogFiles) -> None:
+    def __init__(
+        self,
+        pods: Pods,
+        context: ssl.SSLContext,
+        log_files: LogFiles,
+        metrics: Metrics,
+        configuration: Mapping[str, Any],
+    ) -> None:
+        """`configuration`: what of KubeletConfiguration is true of this kubelet."""
         self._pods = pods
+        self._metrics = metrics
+        self._configuration = dict(configuration)
         self._context = context
         self._log_files = log_files
         self._runner: web.AppRunner | None = None
@@ -110,6 +126,8 @@ class KubeletServer:
         app.router.add_get("/pods", self._list)
         app.router.add_get("/runningpods/", self._list_running)
         app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/configz", self._configz)
+        self._metrics.add_to(app)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         site = web.TCPSite(
@@ -202,6 +220,10 @@ class KubeletServer:
     async def _healthz(self, request: web.Request) -> web.Response:
         await asyncio.sleep(0)  # answered by the event loop that does everything else
         return web.Response(text="ok")
+
+    async def _configz(self, request: web.Request) -> web.Response:
+        kind = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
+        return web.json_response({"kubeletconfig": {**kind, **self._configuration}})
 
 
 def _pod_list(pods: Iterable[ServedPod]) -> web.Response:

@@ -75,7 +75,7 @@ async def served(tmp_path):
     pki = Pki(tmp_path)
     pair = kubelet_server(pki, ["hpk-kubelet"])
     owner = Owner()
-    server = AgentServer(owner, server_context(pair.cert, pair.key, None))
+    server = AgentServer(owner, server_context(pair.cert, pair.key))
     port = await server.start("127.0.0.1", 0)
     peers = []
 

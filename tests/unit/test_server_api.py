@@ -3,6 +3,7 @@ import datetime as dt
 import json
 import ssl
 from pathlib import Path
+from typing import ClassVar
 
 import aiohttp
 import pytest
@@ -11,9 +12,17 @@ from hpk_kubelet.agent.logs import parse_time
 from hpk_kubelet.agent.wire import ERROR, STDIN, STDOUT
 from hpk_kubelet.controlplane.pki import Leaf, Pki, kubelet_server
 from hpk_kubelet.errors import HPKError
-from hpk_kubelet.server.api import API_SERVER, KubeletServer, common_name, server_context
+from hpk_kubelet.server import stats
+from hpk_kubelet.server.api import (
+    AGGREGATOR,
+    API_SERVER,
+    KubeletServer,
+    common_name,
+    server_context,
+)
 from hpk_kubelet.server.log_files import read_files
 from hpk_kubelet.server.log_options import LogOptions, log_state, parse_options
+from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.server.pod_logs import pod_log
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
@@ -112,6 +121,11 @@ class Stream:
 
 
 class Agent:
+    stats: ClassVar = {
+        "time": 1000.0,
+        "containers": {"c": {"cpuSeconds": 5.0, "memoryBytes": 3 << 20, "processes": 2}},
+    }
+
     def __init__(self):
         self.opened = []
 
@@ -121,6 +135,11 @@ class Agent:
         if kind == "logs":
             for text in (b"one\n", b"two\n"):
                 self.stream.queue.put_nowait((STDOUT, text))
+            self.stream.queue.put_nowait(None)
+        if kind == "stats":
+            text = json.dumps(self.stats).encode()
+            self.stream.queue.put_nowait((STDOUT, text[:5]))
+            self.stream.queue.put_nowait((STDOUT, text[5:]))
             self.stream.queue.put_nowait(None)
         return self.stream
 
@@ -156,14 +175,19 @@ async def kubelet(tmp_path):
     pki = Pki(tmp_path / "pki")
     pair = kubelet_server(pki, ["127.0.0.1"])
     pod = Pod(tmp_path / "pod")
-    server = KubeletServer(Pods(pod), server_context(pair.cert, pair.key, pki.ca.cert), read_files)
+    pki.leaf("front-proxy-client", Leaf("front-proxy-client"), pki.front_proxy_ca)
+    context = server_context(pair.cert, pair.key, pki.ca.cert, pki.front_proxy_ca.cert)
+    pods = Pods(pod)
+    metrics = Metrics(pods.served, lambda: {"main": {"cpu": "4", "memory": "1Gi"}})
+    server = KubeletServer(pods, context, read_files, metrics, {"maxPods": 7})
     port = await server.start("127.0.0.1", 0)
     sessions = []
 
-    def session(name=API_SERVER):
+    def session(name=API_SERVER[0], authority=pki.ca):
         context = ssl.create_default_context(cafile=pki.ca.cert)
         if name:
-            client = pki.leaf(name, Leaf(name))
+            authority = pki.front_proxy_ca if name == AGGREGATOR[0] else authority
+            client = pki.leaf(f"{name}-{authority.cert.stem}", Leaf(name), authority)
             context.load_cert_chain(client.cert, client.key)
         made = aiohttp.ClientSession(
             f"https://127.0.0.1:{port}", connector=aiohttp.TCPConnector(ssl=context)
@@ -324,3 +348,86 @@ async def test_the_files_go_on_where_a_lost_agent_stopped(tmp_path, options, exp
     pod.agent.open = lose
     parts = [part async for part in pod_log(pod, "c", options, read_files)]
     assert b"".join(parts).decode() == expected
+
+
+# --- what pods use
+
+
+async def test_metrics_as_kubectl_top_asks_for_them(kubelet):
+    pod, session = kubelet
+    pod.agent = Agent()
+    pod.object["spec"]["nodeName"] = "main"
+    pod.object["metadata"]["labels"] = {"app": "x"}
+    pod.status = status({"running": {"startedAt": "1970-01-01T00:15:00Z"}}) | {"phase": "Running"}
+    base = "/apis/metrics.k8s.io/v1beta1"
+    aggregator = session(AGGREGATOR[0])
+    async with aggregator.get(f"{base}/namespaces/ns/pods/p") as answer:
+        whole = await answer.json()
+    # five seconds in the hundred since it started
+    assert whole["containers"] == [{"name": "c", "usage": {"cpu": "50000000n", "memory": "3072Ki"}}]
+    assert whole["window"] == "100.000s"
+    async with aggregator.get(f"{base}/nodes") as answer:
+        nodes = (await answer.json())["items"]
+    assert [(n["metadata"]["name"], n["usage"]["memory"]) for n in nodes] == [("main", "3072Ki")]
+    for query, count in (("app=x", 1), ("app!=x", 0), ("app in (y, x),!other", 1), ("", 1)):
+        async with aggregator.get(f"{base}/pods", params={"labelSelector": query}) as answer:
+            assert len((await answer.json())["items"]) == count, query
+    async with aggregator.get(f"{base}/pods", params={"labelSelector": "a b"}) as answer:
+        assert answer.status == 400
+    async with aggregator.get(f"{base}/namespaces/ns/pods/other") as answer:
+        assert (await answer.json())["reason"] == "NotFound"
+    async with aggregator.get(base) as answer:
+        kinds = [r["kind"] for r in (await answer.json())["resources"]]
+    assert kinds == ["NodeMetrics", "PodMetrics"]
+
+
+async def test_the_kubelets_own_metrics(kubelet):
+    pod, session = kubelet
+    pod.agent = Agent()
+    pod.status = status({"running": {"startedAt": "1970-01-01T00:15:00Z"}}) | {"phase": "Running"}
+    async with session().get("/stats/summary") as answer:
+        whole = await answer.json()
+    assert whole["node"]["memory"]["availableBytes"] == (1 << 30) - (3 << 20)
+    assert whole["pods"][0]["podRef"] == {"name": "p", "namespace": "ns", "uid": "u"}
+    assert whole["pods"][0]["containers"][0]["cpu"]["usageCoreNanoSeconds"] == 5_000_000_000
+    async with session().get("/metrics/resource") as answer:
+        text = await answer.text()
+    labels = '{container="c",namespace="ns",pod="p"}'
+    assert f"container_cpu_usage_seconds_total{labels} 5\n" in text
+    assert f"container_start_time_seconds{labels} 900\n" in text
+    assert "resource_scrape_error 0\n" in text
+    async with session().get("/metrics") as answer:
+        text = await answer.text()
+    assert "kubelet_running_pods 1\n" in text and 'kubelet_node_name{node="main"} 1\n' in text
+    async with session().get("/configz") as answer:
+        assert (await answer.json())["kubeletconfig"]["maxPods"] == 7
+
+
+async def test_each_of_the_api_servers_certificates_opens_its_own_part_alone(kubelet):
+    _, session = kubelet
+    base = "/apis/metrics.k8s.io/v1beta1"
+    for name, path, allowed in (
+        (API_SERVER[0], "/pods", True),
+        (API_SERVER[0], base, False),
+        (AGGREGATOR[0], base, True),
+        (AGGREGATOR[0], "/pods", False),
+    ):
+        async with session(name).get(path) as answer:
+            assert answer.status == (200 if allowed else 403), (name, path)
+
+
+def test_a_rate_is_of_the_time_between_two_samples():
+    then = {"time": 100.0, "containers": {"c": {"cpuSeconds": 5.0}}}
+    now = {
+        "time": 110.0,
+        "containers": {"c": {"cpuSeconds": 10.0, "memoryBytes": 1, "processes": 1}},
+    }
+    assert stats.usage(now, then, {"c": 50.0})["c"].cpu_cores == 0.5
+    # it was restarted between them
+    assert stats.usage(now, then, {"c": 105.0})["c"].cpu_cores == 2.0
+    assert stats.usage(now, None, {"c": 90.0})["c"].window == 20.0
+
+
+def test_labels_are_escaped():
+    line = stats.metric("m", "gauge", "t", [({"a": 'x"\n\\'}, 1.0)]).splitlines()[-1]
+    assert line == 'm{a="x\\"\\n\\\\"} 1'
