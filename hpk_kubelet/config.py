@@ -77,6 +77,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     network: Literal["auto", "rootless", "host"] = "auto"
     """`rootless`: pods have a network of their own; `host`: they use their nodes' network; `auto`:
     rootless where the control job's node has what it takes, else host."""
+    service_mode: Literal["headless", "clusterIP"] = "headless"
+    """`headless`: every Service is answered by DNS alone; `clusterIP`: kube-proxy on each node
+    makes them complete (needs the rootless network)."""
     network_interface: str = ""
     """Of compute nodes, for the pod network's packets; default: the one towards the control job."""
     network_mtu: Annotated[int, msgspec.Meta(ge=1280, le=65520)] = 65520

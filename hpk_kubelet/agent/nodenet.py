@@ -23,6 +23,9 @@ INTERFACE = "eth0"  # of the namespace, towards the node: pasta's
 NODE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): inside, the node itself
 RESOLVER = "192.0.2.53"  # inside, the node's own resolver
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B  # netdevice(7)
+# What kube-proxy leaves behind; `table` makes what there is not, so that it can be deleted.
+_NO_PROXY = "".join("table %s kube-proxy\ndelete table %s kube-proxy\n" % (f, f)
+                    for f in ("ip", "ip6"))  # fmt: skip
 _SYSCTLS = (
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv4/conf/all/accept_redirects", "0"),
@@ -176,7 +179,10 @@ def rules(facts: Dict[str, Any], host_ip: str) -> str:
         for protocol in ("udp", "tcp"):
             lines.append("ip daddr %s %s dport 53 dnat to %s"
                          % (dns["address"], protocol, dns["target"]))  # fmt: skip
-    return """table ip hpk
+    gone = "" if "kube-proxy" in (facts.get("daemons") or {}) else _NO_PROXY
+    return (
+        gone
+        + """table ip hpk
 delete table ip hpk
 table ip hpk {
  chain prerouting {
@@ -199,7 +205,9 @@ table ip hpk {
   iifname "flannel.*" ip saddr != %s drop
  }
 }
-""" % (pods, "\n  ".join(lines), host_ip, NODE, INTERFACE, pods, pods)
+"""
+        % (pods, "\n  ".join(lines), host_ip, NODE, INTERFACE, pods, pods)
+    )
 
 
 def run_nft(text: str) -> None:

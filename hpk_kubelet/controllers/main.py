@@ -8,6 +8,7 @@ import signal
 
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.config import Config, Paths, load_config
+from hpk_kubelet.controllers.network_policies import NetworkPolicyController
 from hpk_kubelet.controllers.provisioner import Provisioner
 from hpk_kubelet.controllers.scheduler import Scheduler
 from hpk_kubelet.controllers.services import ServiceController
@@ -42,7 +43,8 @@ async def controllers(paths: Paths, config: Config) -> None:
     ):
         running = [
             group.create_task(Scheduler(scheduler).run()),
-            group.create_task(ServiceController(services).run()),
+            group.create_task(ServiceController(services, config.service_mode).run()),
+            group.create_task(NetworkPolicyController(services).run()),
             group.create_task(
                 Provisioner(provisioner, config.volumes, paths.home, install(paths.agent)).run()
             ),

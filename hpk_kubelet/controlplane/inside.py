@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk_kubelet.agent.nodenet import RESOLVER
+from hpk_kubelet.controlplane import kube_proxy
 from hpk_kubelet.controlplane.api import ApiClient, Manifest, apply_manifests
 from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.controlplane.kubeconfig import component_kubeconfig
@@ -27,7 +28,6 @@ from hpk_kubelet.errors import HPKError
 if TYPE_CHECKING:
     from hpk_kubelet.controlplane.pod_network import PodNetwork
 
-BINARIES = ("coredns",)
 _BACKLOG = 512  # connections that wait while the proxy is started again
 
 
@@ -140,10 +140,13 @@ class Inside:
         self._config = site.paths.run / "Corefile"
         self._client: ApiClient | None = None
         self._moving = asyncio.Lock()
+        self._proxying: asyncio.Task[None] | None = None
 
     async def serving(self, client: ApiClient) -> None:
-        """The API answers from now on."""
+        """The API answers from now on, and the kubelet runs."""
         self._client = client
+        if self._network.cluster_ips:
+            self._proxying = asyncio.create_task(self._proxy(client), name="kube-proxy's node")
         if self._network.place is not None:
             await self.moved(self._network.place)
 
@@ -153,7 +156,7 @@ class Inside:
                 await self._start(self._client, place)
 
     async def _start(self, client: ApiClient, place: Place) -> None:
-        await self.stop()
+        await self._stop_dns()
         write_private(self._config, corefile(component_kubeconfig(self._site.paths, "coredns")))
         argv = (*place.enter(), str(self._site.binaries["coredns"]), f"-conf={self._config}")
         process = Process(
@@ -167,6 +170,15 @@ class Inside:
             self._say(f"the cluster's DNS: {e}")
         await self._network.tell(dns={"address": DNS_ADDRESS, "target": place.ip})
 
+    async def _proxy(self, client: ApiClient) -> None:
+        node = await kube_proxy.choose_node(client)
+        await self._network.proxy(node)
+
     async def stop(self) -> None:
+        if self._proxying is not None:
+            self._proxying.cancel()
+        await self._stop_dns()
+
+    async def _stop_dns(self) -> None:
         while self.processes:
             await self.processes.pop().stop()

@@ -20,6 +20,7 @@ USERS = {
     "scheduler": Leaf("system:kube-scheduler"),
     "services": Leaf("system:hpk-services"),
     "coredns": Leaf("system:coredns"),
+    "proxy": Leaf("system:kube-proxy"),  # bound to system:node-proxier by the API server itself
     "provisioner": Leaf("system:hpk-provisioner"),
 }
 

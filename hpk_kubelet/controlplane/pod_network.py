@@ -10,22 +10,41 @@ import msgspec
 
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.controlplane import flannel
+from hpk_kubelet.controlplane import flannel, kube_proxy
 from hpk_kubelet.controlplane.addresses import port_range
 from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.controlplane.member import Member, Place
 from hpk_kubelet.controlplane.pki import Pki
 from hpk_kubelet.controlplane.stack import DNS_ADDRESS, SERVICE_API, SERVICE_CIDR, Site
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.network import modes
-from hpk_kubelet.network.facts import ETCD_PREFIX, choose, facts_file, revised
-from hpk_kubelet.spec.plan import ApiFacts, DnsFacts, EtcdFacts, NetworkFacts, NetworkPlan
+from hpk_kubelet.network.facts import ETCD_PREFIX, choose, facts_file, read_facts, revised
+from hpk_kubelet.spec.plan import (
+    ApiFacts,
+    DaemonFacts,
+    DnsFacts,
+    EtcdFacts,
+    NetworkFacts,
+    NetworkPlan,
+)
 
-BINARIES = ("flanneld", "etcdctl")
+
+def binaries(config: Config) -> tuple[str, ...]:
+    """The components that the rootless network takes."""
+    proxy = (kube_proxy.NAME,) if config.service_mode == "clusterIP" else ()
+    return ("flanneld", "etcdctl", "coredns", *proxy)
 
 
 def choose_mode(config: Config) -> modes.Choice:
-    """By the configuration and a look at this node."""
-    return modes.choose(config.network, [] if config.network == "host" else modes.missing())
+    """By the configuration and a look at this node; HPKError when what is demanded can't be had."""
+    choice = modes.choose(config.network, [] if config.network == "host" else modes.missing())
+    if config.service_mode == "clusterIP" and choice.mode != "rootless":
+        raise HPKError(
+            "config.yaml: serviceMode: clusterIP needs `network: rootless`, because kube-proxy "
+            f"translates addresses in the pods' own network, and here the network is "
+            f"{choice.mode} ({choice.why})"
+        )
+    return choice
 
 
 def forget(paths: Paths) -> None:
@@ -38,6 +57,7 @@ class PodNetwork:
 
     def __init__(self, config: Config, site: Site, say: Callable[[str], None]) -> None:
         self.place: Place | None = None
+        self.cluster_ips = config.service_mode == "clusterIP"
         self.facts: NetworkFacts
         self._config = config
         self._site = site
@@ -79,6 +99,9 @@ class PodNetwork:
             ),
             dns=DnsFacts(address=DNS_ADDRESS, target=""),
         )
+        node = kube_proxy.node_of(read_facts(paths))
+        if self.cluster_ips and node:  # as before, so that a new control plane stops nothing
+            self.facts["daemons"] = {kube_proxy.NAME: self._kube_proxy(node)}
         self._write()
         plan = NetworkPlan(mode="rootless", cluster=pki.cluster_id(), facts=self.facts)
         self._member = Member(
@@ -104,6 +127,15 @@ class PodNetwork:
         self._say(f"the control job is {place.ip} in the pod network")
         for follower in self._followers:
             await follower(place)
+
+    def _kube_proxy(self, node: str) -> DaemonFacts:
+        return kube_proxy.daemon(self._site, node, self.facts["podCIDR"])
+
+    async def proxy(self, node: str) -> None:
+        """From now on kube-proxy runs in every node network."""
+        wanted = {kube_proxy.NAME: self._kube_proxy(node)}
+        if self.facts.get("daemons") != wanted:
+            await self.tell(daemons=wanted)
 
     async def tell(self, **changes: object) -> None:
         """Changes facts (`dns`, `daemons`): on this node, and through the kubelet on all others."""

@@ -56,7 +56,7 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
     loop.add_signal_handler(signal.SIGUSR1, asked.set)
     network = await asyncio.to_thread(pod_network.choose_mode, config)
     say(f"network: {network.mode} ({network.why})")
-    rootless = (*pod_network.BINARIES, *inside.BINARIES) if network.mode == "rootless" else ()
+    rootless = pod_network.binaries(config) if network.mode == "rootless" else ()
     needed = (*stack.BINARIES, *rootless)
     binaries = {name: components.installed(name) for name in needed}
     await asyncio.to_thread(handover.take_over, paths, os.environ, say)

@@ -43,6 +43,21 @@ def test_warnings(made: Object, expected: str | None) -> None:
     assert [expected in message for _, message in warnings(made)] == ([True] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (service(), "create it again"),
+        (service(annotations={}), None),
+        (service(clusterIP="10.96.1.1", ports=[{"port": 80, "targetPort": 8080}]), None),
+        (service(clusterIP="10.96.1.1", type="NodePort"), "port-forward service/s"),
+        (service(type="ExternalName", clusterIP=""), None),
+    ],
+)
+def test_warnings_where_kube_proxy_serves(made: Object, expected: str | None) -> None:
+    said = [message for _, message in warnings(made, "clusterIP")]
+    assert [expected in message for message in said] == ([True] if expected else [])
+
+
 def test_an_event_is_named_after_what_it_says() -> None:
     assert event_name(service(), "a") == event_name(service(), "a") != event_name(service(), "b")
 
