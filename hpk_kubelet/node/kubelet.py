@@ -16,6 +16,7 @@ from hpk_kubelet.kube.reflector import Change, Reflector
 from hpk_kubelet.node import verdict
 from hpk_kubelet.node.arrays import Arrays
 from hpk_kubelet.node.decide import Progress
+from hpk_kubelet.node.disk import Disk
 from hpk_kubelet.node.facts import Object
 from hpk_kubelet.node.jobs import SlurmJobs, active
 from hpk_kubelet.node.nodes import missing_partition, node_name
@@ -52,6 +53,7 @@ class Kubelet:
     ) -> None:
         self.site = site
         self.agent_dir = agent_dir
+        self.disk = Disk(site.paths.home)
         self.arrays = Arrays(site.paths.arrays, site.paths.pods)
         self.jobs = SlurmJobs(
             backend,

@@ -115,6 +115,7 @@ async def serve(config: Config, paths: Paths) -> None:
             host,
             config.max_pods,
             offered=kubelet.offered,
+            full=kubelet.disk.pressure,
             on_pod=kubelet.pod_changed,
             on_written=kubelet.status_written,
             on_refused=kubelet.status_refused,

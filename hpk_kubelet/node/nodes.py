@@ -84,14 +84,20 @@ def resources(
 
 
 def conditions(
-    partition: Partition, unreachable: str, previous: Iterable[Mapping[str, Any]], now: str
+    partition: Partition,
+    unreachable: str,
+    previous: Iterable[Mapping[str, Any]],
+    now: str,
+    full: str = "",
 ) -> list[Object]:
     """`unreachable`: why Slurm does not answer, "" while it does. The node stays Ready then: its
-    pods go on, and must not be evicted."""
+    pods go on, and must not be evicted. `full`: why there is no room in HPK's home."""
     wanted = {
         "Ready": ("True", *_UP),
         "MemoryPressure": ("False", "SlurmSchedules", "Slurm gives each pod's job its memory"),
-        "DiskPressure": ("False", "SlurmSchedules", "disks belong to the compute nodes"),
+        "DiskPressure": ("True", "HomeFull", full)
+        if full
+        else ("False", "HomeHasRoom", "there is room in HPK's home"),
         "PIDPressure": ("False", "SlurmSchedules", "processes belong to the compute nodes"),
         "SlurmReachable": ("False", "SlurmUnreachable", unreachable)
         if unreachable
@@ -126,12 +132,15 @@ def node_status(
     previous: Mapping[str, Any],
     now: str,
     offered: Amounts,
+    full: str = "",
 ) -> Object:
     capacity, allocatable = resources(partition, max_pods, offered)
     return {
         "capacity": capacity,
         "allocatable": allocatable,
-        "conditions": conditions(partition, unreachable, previous.get("conditions") or (), now),
+        "conditions": conditions(
+            partition, unreachable, previous.get("conditions") or (), now, full
+        ),
         "addresses": [
             {"type": "InternalIP", "address": host.address},
             {"type": "Hostname", "address": host.hostname},

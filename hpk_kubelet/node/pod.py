@@ -87,6 +87,11 @@ class Pod(Starting, Ending, Ephemeral):
                 self._faults.succeeded()
             except asyncio.CancelledError:
                 raise
+            except OSError as e:
+                pause = self._faults.failed(time.monotonic())
+                reason = "HomeFull" if self.kubelet.disk.note(e) else "FailedSync"
+                log.warning("pod %s: %s", self._label(), e)
+                self.say("Warning", reason, f"{e.filename or self.directory}: {e.strerror}")
             except Exception as e:
                 # No fault of one pod may touch another.
                 log.exception("pod %s (%s)", self._label(), self.uid)

@@ -37,6 +37,7 @@ class VirtualNode:
         max_pods: int,
         *,
         offered: Callable[[Partition], Amounts],
+        full: Callable[[], str],
         on_pod: Callable[[VirtualNode, Change], None],
         on_written: Callable[[str, Object], None],
         on_refused: Callable[[str, ApiError], None],
@@ -46,6 +47,7 @@ class VirtualNode:
         self.client = client
         self.host = host
         self.offered = offered
+        self.full = full
         self.running: list[asyncio.Task[None]] = []
         self.objects = ObjectCache(client)
         self.watches = Watches(client, self.objects)
@@ -154,6 +156,7 @@ class VirtualNode:
             previous,
             rfc3339(now()),
             self.offered(self.partition),
+            self.full(),
         )
 
     async def _update(self, unreachable: str) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from hpk_kubelet.node.backoff import Backoff
 from hpk_kubelet.node.decide import Action
+from hpk_kubelet.node.disk import Disk
 from hpk_kubelet.node.facts import Facts, Object
 from hpk_kubelet.node.jobs import SlurmJobs
 from hpk_kubelet.node.objects import Token
@@ -31,6 +32,8 @@ class Kubelet(Protocol):
     def site(self) -> Site: ...
     @property
     def jobs(self) -> SlurmJobs: ...
+    @property
+    def disk(self) -> Disk: ...
     @property
     def submissions(self) -> Submissions: ...
     @property

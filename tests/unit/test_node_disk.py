@@ -1,0 +1,40 @@
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from hpk_kubelet.node import disk
+from hpk_kubelet.node.disk import Disk
+
+
+def statvfs(**free):
+    whole = {"f_bavail": 10**9, "f_frsize": 4096, "f_files": 10**6, "f_favail": 10**5} | free
+    return lambda path: SimpleNamespace(**whole)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        ({}, ""),
+        ({"f_bavail": 1024}, "4 MB are free"),
+        ({"f_favail": 7}, "7 files are free"),
+        ({"f_files": 0, "f_favail": 0}, ""),  # a file system that does not count them
+    ],
+)
+def test_room(monkeypatch, tmp_path, free, words):
+    monkeypatch.setattr(os, "statvfs", statvfs(**free))
+    said = Disk(tmp_path).pressure()
+    assert said.startswith(words) and (not words or "make room" in said)
+
+
+def test_a_quota_shows_in_a_refused_write_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "statvfs", statvfs())
+    home = Disk(tmp_path)
+    assert not home.note(PermissionError(errno.EACCES, "denied", "/x"))
+    assert home.pressure() == ""
+    assert home.note(OSError(errno.EDQUOT, "Disk quota exceeded", "/x/y"))
+    assert home.pressure().startswith("/x/y: Disk quota exceeded")
+    now = disk.time.monotonic()
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now + 1000)
+    assert home.pressure() == ""
