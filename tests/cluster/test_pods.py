@@ -208,8 +208,12 @@ def test_the_host_environment_stays_outside(ns: Namespace, busybox: str) -> None
 
 def test_active_deadline(ns: Namespace, busybox: str) -> None:
     ns.create(pod("late", "sleep", "1000", image=busybox, activeDeadlineSeconds=3))
-    whole = ns.wait_phase("late", "Failed")
-    assert whole["status"]["reason"] == "DeadlineExceeded"
+    ns.create(pod("later", "sleep", "1000", image=busybox))
+    ns.wait_ready("later")
+    ns.kubectl("patch", "pod", "later", "-p", '{"spec": {"activeDeadlineSeconds": 1}}')
+    for name in ("late", "later"):
+        whole = ns.wait_phase(name, "Failed")
+        assert whole["status"]["reason"] == "DeadlineExceeded"
 
 
 def test_the_writable_layer_is_the_containers_own(ns: Namespace, busybox: str) -> None:
