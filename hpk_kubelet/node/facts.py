@@ -51,7 +51,7 @@ class Facts:
     submitting: bool = False
     since: float = 0.0  # time.monotonic() of the last sbatch by this process
     state: PodState | None = None
-    told_at: float = 0.0  # time.monotonic() when the agent was last heard of
+    told_at: float = 0.0  # time.monotonic() when the agent or its journal last had news
     finished_at: float = 0.0  # time.monotonic() when it was first seen that the agent is done
     ended: Ended | None = None
     rejected: tuple[str, str] | None = None
@@ -143,6 +143,8 @@ class Facts:
         events = self.directory_of.journal.read()
         told = self.directory_of.journal.state
         if told is not None and (self.state is None or told["finished"] or events):
+            if told != self.state:
+                self.told_at = time.monotonic()
             self.state = told
         return events
 

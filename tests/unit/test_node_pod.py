@@ -595,6 +595,23 @@ async def test_a_job_without_a_pod_is_cancelled(live):
         await world.until(lambda: slurm.cancelled == [("99", "", False)])
 
 
+async def test_a_journal_newer_than_slurms_answer_is_no_requeue(live):
+    """A short pod's journal can be read before Slurm is asked again and before its agent calls."""
+    slurm = Slurm()
+    async with live(slurm, a_pod()) as world:
+        await world.until(lambda: world.pod.job_id and world.pod.job() is not None)
+        assert world.pod.job().word == "PENDING"
+        slurm.away = True
+        journal(world.dir, state())
+        world.pod.wake()
+        await world.until(lambda: world.api["status"]["phase"] == "Running")
+        assert "SlurmRequeued" not in world.reasons()
+        slurm.away = False  # and now it waits again
+        world.kubelet.jobs.hurry()
+        await world.until(lambda: "SlurmRequeued" in world.reasons(), seconds=10)
+        assert world.api["status"]["phase"] == "Failed"
+
+
 async def test_jobs_of_another_cluster_are_left_alone(live):
     slurm = Slurm()
     slurm.add("RUNNING", comment_=comment("other", "nobody", "ns", "p"))
