@@ -35,13 +35,13 @@ class Starting:
 
 def main(argv: List[str]) -> int:
     """`POD_DIR`; `--task FILE`: a task of a job array; `--rank POD_DIR CONTAINER`: one rank of an
-    MPI container; `--remove DIRECTORY`: what containers have written; `member SPEC.json`: see
-    member.py."""
+    MPI container; `--remove DIRECTORY`, `--give DIRECTORY GROUP`: see ownership.py; `member
+    SPEC.json`: see member.py."""
     os.umask(0o077)
-    if argv[:1] == ["--remove"]:
-        from .remove import remove
+    if argv[:1] in (["--remove"], ["--give"]):
+        from .ownership import run_as_root
 
-        return remove(argv[1])
+        return run_as_root(argv)
     if argv[:1] == ["member"]:
         from .member import hold
 

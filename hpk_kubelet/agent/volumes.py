@@ -39,7 +39,8 @@ def prepare_volume(
     masked: str,
 ) -> str:
     """Makes the volume and answers its path on this node. `folder`: where emptyDirs live;
-    `home`: $HPK_HOME, which no hostPath shows; `masked`: where one that would is mounted instead.
+    `home`: $HPK_HOME, which no hostPath shows; `masked`: where what may not be shown as it is (a
+    hostPath that has that in it, an image) is mounted instead.
     VolumeError with the kubelet's words."""
     try:
         if volume["kind"] == "emptyDir":
@@ -48,6 +49,8 @@ def prepare_volume(
         if volume["kind"] == "directory":
             os.stat(path)
             return path
+        if volume["kind"] == "image":
+            return _read_only(path, masked)
         if volume["kind"] == "claim":
             return _claim(path, home, fs_group)
         return _without(_host_path(path, volume.get("type", ""), home), home, masked)
@@ -110,6 +113,15 @@ def _without(path: str, home: str, place: str) -> str:
         "tmpfs", os.path.join(place, os.path.relpath(hidden, real)), "tmpfs",
         syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4k,mode=0555",
     )  # fmt: skip
+    return place
+
+
+def _read_only(path: str, place: str) -> str:
+    """The image's directory is every pod's: nothing, not even a subPath, may be made in it."""
+    os.makedirs(place)
+    syscalls.mount(path, place, flags=syscalls.MS_BIND)
+    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | syscalls.MS_NOEXEC
+    syscalls.mount("none", place, flags=flags | syscalls.MS_NOSUID | syscalls.MS_NODEV)
     return place
 
 

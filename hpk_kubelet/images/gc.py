@@ -52,6 +52,9 @@ def digests_in_use(pods: Path) -> set[str]:
 def _digests(plan: dict[str, Any]) -> Iterator[str]:
     for container in (*plan.get("initContainers", ()), *plan.get("containers", ())):
         yield container["image"]["digest"]
+    for volume in plan.get("volumes", {}).values():
+        if "digest" in volume:
+            yield volume["digest"]
 
 
 def images(store: ImageStore) -> list[Listed]:

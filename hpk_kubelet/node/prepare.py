@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from hpk_kubelet.agent.install import install
 from hpk_kubelet.config import Config, Paths
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images.auth import Keyring, pull_secrets_keyring
@@ -31,11 +36,15 @@ from hpk_kubelet.volumes import (
     TokenRequest,
     Volume,
     VolumeInputs,
+    image_volumes,
     resolve_files,
     resolve_volumes,
     token_requests,
     write_volumes,
 )
+from hpk_kubelet.volumes.image import PREFIX
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str, str, str, str], None]
 """(type, reason, message, field path) of an Event on the pod."""
@@ -136,8 +145,27 @@ async def pull_images(
     by_name = {c["name"]: r for (c, _), r in zip(all_of_them, results, strict=True)}
     failures = {name: r for name, r in by_name.items() if isinstance(r, ImagePullError)}
     if failures:
-        raise PullFailed(failures)
+        raise PullFailed(mounting(pod, failures))
     return {name: r for name, r in by_name.items() if isinstance(r, Image)}
+
+
+def with_volumes(pod: Object) -> list[tuple[Object, str]]:
+    """All images of a pod: its containers', and those that are volumes."""
+    return [*containers(pod), *((volume, "") for volume in image_volumes(pod))]
+
+
+def mounting(pod: Object, failures: dict[str, ImagePullError]) -> dict[str, ImagePullError]:
+    """A volume's failure is that of the first container that mounts it."""
+    found = dict(failures)
+    for key in [key for key in failures if key.startswith(PREFIX)]:
+        name, failure = key.removeprefix(PREFIX), found.pop(key)
+        every = [container for container, _ in containers(pod)]
+        user = next(
+            (c for c in every if any(m["name"] == name for m in c.get("volumeMounts") or ())),
+            every[0],
+        )
+        found.setdefault(user["name"], failure)
+    return found
 
 
 async def fetch_inputs(
@@ -192,7 +220,7 @@ async def prepare(
     directory.create()
     crash_point(site.paths.run, "created")
     pulled, fetched = await asyncio.gather(
-        pull_images(pod, node, site, say),
+        pull_images(pod, node, site, say, with_volumes(pod)),
         fetch_inputs(pod, node, site, directory.path, {}),
         return_exceptions=True,
     )
@@ -205,6 +233,10 @@ async def prepare(
     if isinstance(pulled, BaseException):
         raise pulled
     images = pulled
+    for name, volume in volumes.items():
+        if volume.plan["kind"] == "image":
+            image = images[PREFIX + name]
+            volume.plan["path"], volume.plan["digest"] = str(image.rootfs), image.digest
     crash_point(site.paths.run, "pulled")
     plan = build_plan(
         pod,
@@ -229,7 +261,7 @@ async def prepare(
             network=site.network.plan(),
         ),
     )
-    write(pod, volumes)
+    await asyncio.to_thread(write, pod, volumes, site)
     directory.write_plan(plan, script)
     crash_point(site.paths.run, "planned")
     return Prepared(plan, tokens)
@@ -276,10 +308,15 @@ async def prepare_ephemeral(
     return plan
 
 
-def write(pod: Object, volumes: Mapping[str, Volume]) -> None:
-    """The volumes' files; an OSError becomes a ConfigError that names the volume's directory."""
+def write(pod: Object, volumes: Mapping[str, Volume], site: Site) -> None:
+    """The volumes' files; an OSError becomes a ConfigError that names the volume's directory.
+    Blocks."""
+    group = (pod["spec"].get("securityContext") or {}).get("fsGroup")
+    give = None
+    if group is not None:
+        give = partial(give_to_group, install(site.paths.agent), group)
     try:
-        write_volumes(volumes, (pod["spec"].get("securityContext") or {}).get("fsGroup"))
+        write_volumes(volumes, give)
     except OSError as e:
         raise ConfigError(
             f"{e.filename}: {e.strerror}",
@@ -288,11 +325,21 @@ def write(pod: Object, volumes: Mapping[str, Volume]) -> None:
         ) from None
 
 
+def give_to_group(agent: Path, group: int, directory: Path) -> bool:
+    """Has the agent's namespaces give files to a group of the pods'; False if this user or this
+    file system knows no such group."""
+    command = (sys.executable, "-I", "-S", agent, "--give", directory, str(group))
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        log.info("%s: %s", directory, done.stderr.decode(errors="replace").strip())
+    return done.returncode == 0
+
+
 async def refresh_volumes(
     pod: Object, node: Node, site: Site, directory: Path, have: Mapping[TokenRequest, Token]
 ) -> tuple[dict[TokenRequest, Token], list[ConfigError]]:
     """Brings the volumes of a running pod up to date; answers its tokens, and what could not be."""
     inputs, tokens = await fetch_inputs(pod, node, site, directory, have)
     volumes, errors = resolve_files(pod, inputs)
-    await asyncio.to_thread(write, pod, volumes)
+    await asyncio.to_thread(write, pod, volumes, site)
     return tokens, errors

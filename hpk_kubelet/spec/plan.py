@@ -48,7 +48,8 @@ class MountPlan(TypedDict):
 
 
 class VolumePlan(TypedDict):
-    kind: Literal["emptyDir", "hostPath", "directory", "claim"]
+    kind: Literal["emptyDir", "hostPath", "directory", "claim", "image"]
+    digest: NotRequired[str]  # image: what its directory is keyed by
     # absolute, but for emptyDir. directory: one the kubelet made; claim: a directory that is there
     path: NotRequired[str]
     type: NotRequired[str]  # hostPath: "", Directory, DirectoryOrCreate, File, FileOrCreate, …

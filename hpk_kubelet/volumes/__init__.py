@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from hpk_kubelet.errors import HPKError
@@ -20,11 +21,13 @@ from hpk_kubelet.volumes import (
     downwardapi,
     emptydir,
     hostpath,
+    image,
     projected,
     secret,
 )
 from hpk_kubelet.volumes.atomic import check_path, write_files
 from hpk_kubelet.volumes.base import File, Files, TokenRequest, Volume, VolumeInputs
+from hpk_kubelet.volumes.image import image_volumes
 from hpk_kubelet.volumes.projected import refresh_at
 
 __all__ = [
@@ -32,12 +35,16 @@ __all__ = [
     "TokenRequest",
     "Volume",
     "VolumeInputs",
+    "image_volumes",
     "refresh_at",
     "resolve_files",
     "resolve_volumes",
     "token_requests",
     "write_volumes",
 ]
+
+Give = Callable[[Path], bool]
+"""Gives a directory to a group; False if that can't be."""
 
 FILES: dict[str, Callable[[Object, Object, VolumeInputs], Files]] = {
     "configMap": configmap.files,
@@ -49,6 +56,7 @@ PLANS: dict[str, Callable[[Object, Object, VolumeInputs], VolumePlan]] = {
     "emptyDir": emptydir.plan,
     "ephemeral": claim.plan,
     "hostPath": hostpath.plan,
+    "image": image.plan,
     "persistentVolumeClaim": claim.plan,
 }
 
@@ -81,21 +89,29 @@ def resolve_files(pod: Object, inputs: VolumeInputs) -> tuple[dict[str, Volume],
     return volumes, errors
 
 
-def write_volumes(volumes: Mapping[str, Volume], fs_group: int | None = None) -> None:
+def write_volumes(volumes: Mapping[str, Volume], give: Give | None = None) -> None:
     """Puts the files of all volumes in place; blocks on the disk.
 
     Each volume changes in one step, and one that is up to date is not touched, so this may be
-    called again at any time. With an fsGroup every process of the pod is in the group: files
-    become readable to all of them.
+    called again at any time. `give` hands a directory's files to the pod's fsGroup.
     """
     for volume in volumes.values():
         if volume.files is not None:
             files = volume.files
-            if fs_group is not None:
-                # the kubelet owns the files and can't give them to a group of the pod's, whose
-                # directory no one else can enter
-                files = {path: File(f.content, f.mode | 0o444) for path, f in files.items()}
-            write_files(Path(volume.plan["path"]), files, volume.mount_points)
+            finish = None
+            if give is not None:
+                files = {path: File(f.content, f.mode | 0o440) for path, f in files.items()}
+                finish = partial(_give, give)
+            write_files(Path(volume.plan["path"]), files, volume.mount_points, finish)
+
+
+def _give(give: Give, version: Path) -> None:
+    """Where files can't be given to the group, all users of the pod may read them: nobody else
+    can enter its directory."""
+    if not give(version):
+        for path in version.rglob("*"):
+            if path.is_file():
+                path.chmod(path.stat().st_mode | 0o444)
 
 
 def token_requests(pod: Object) -> list[TokenRequest]:

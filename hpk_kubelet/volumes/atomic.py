@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hpk_kubelet.errors import HPKError
@@ -49,9 +49,15 @@ def check_path(path: str) -> None:
         raise HPKError(f"invalid path: names no file: {path}")
 
 
-def write_files(directory: Path, files: Files, mount_points: Iterable[str] = ()) -> bool:
+def write_files(
+    directory: Path,
+    files: Files,
+    mount_points: Iterable[str] = (),
+    finish: Callable[[Path], None] | None = None,
+) -> bool:
     """Makes `directory` hold exactly these files (their paths checked and normalised); False when
-    it did already. What an interrupted write left behind goes away. OSError is the caller's."""
+    it did already. `finish` gets the directory of a new version before anybody sees it. What an
+    interrupted write left behind goes away. OSError is the caller's."""
     _make_directory(directory)
     first = {path.split("/")[0] for path in files}
     for mount_point in mount_points:
@@ -67,6 +73,8 @@ def write_files(directory: Path, files: Files, mount_points: Iterable[str] = ())
         version = Path(tempfile.mkdtemp(prefix=stamp, dir=directory))
         version.chmod(0o755)
         _write_version(version, files, mount_points)
+        if finish is not None:
+            finish(version)
         current = version.name
         (directory / _NEW_DATA).unlink(missing_ok=True)
         (directory / _NEW_DATA).symlink_to(current)

@@ -98,6 +98,39 @@ def test_nothing_of_the_host_leaks_in(ns: Namespace, busybox: str) -> None:
     assert "Read-only file system" in lines[-1]
 
 
+def test_a_group_reads_a_secret_and_the_world_does_not(ns: Namespace, busybox: str) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+    script = "stat -L -c '%a %g' /s/k; cat /s/k"
+    ns.create(
+        {**secret, "stringData": {"k": "v"}},
+        pod(
+            "reads", "sh", "-c", script, image=busybox,
+            securityContext={"runAsUser": 1000, "fsGroup": 1001},
+            container={"volumeMounts": [{"name": "s", "mountPath": "/s"}]},
+            volumes=[{"name": "s", "secret": {"secretName": "s", "defaultMode": 0o440}}],
+        ),
+    )  # fmt: skip
+    ns.wait_phase("reads", "Succeeded", "Failed")
+    assert ns.logs("reads") == "440 1001\nv"
+
+
+def test_privileges_are_gained_only_where_allowed(ns: Namespace, registry: str) -> None:
+    """A program that belongs to root and is setuid, run by somebody else."""
+    script = (
+        "cp /bin/cat /tmp/cat; chmod 4755 /tmp/cat; "
+        "setpriv --reuid 1000 --clear-groups /tmp/cat /proc/self/status | grep ^Uid: | cut -f 3"
+    )
+    whole = pod("gains", "x", image="x")
+    whole["spec"]["containers"] = [
+        {"name": name, "image": f"{registry}/mpi:1", "command": ["sh", "-c", script],
+         "securityContext": context}
+        for name, context in (("allowed", {}), ("not", {"allowPrivilegeEscalation": False}))
+    ]  # fmt: skip
+    ns.create(whole)
+    ns.wait_phase("gains", "Succeeded", "Failed")
+    assert (ns.logs("gains", "-c", "allowed"), ns.logs("gains", "-c", "not")) == ("0\n", "1000\n")
+
+
 def test_sysctls_of_the_pods_own_namespaces(ns: Namespace, busybox: str) -> None:
     def asks(name: str, sysctl: str, value: str, **spec: Any) -> dict[str, Any]:
         settings = {"sysctls": [{"name": sysctl, "value": value}]}

@@ -82,3 +82,45 @@ def test_a_change_is_seen_whole(ns: Namespace, busybox: str) -> None:
         ns.kubectl("patch", "configmap", "c", "-p", f'{{"data":{{"a":"{value}","b":"{value}"}}}}')
     ns.wait_phase("reader", "Succeeded", "Failed")
     assert ns.logs("reader") == ""
+
+
+def test_an_image_is_a_volume(ns: Namespace, busybox: str, registry: str) -> None:
+    mounts = [
+        {"name": "i", "mountPath": "/image"},
+        {"name": "i", "mountPath": "/one", "subPath": "etc"},
+    ]
+    volumes = [{"name": "i", "image": {"reference": busybox, "pullPolicy": "IfNotPresent"}}]
+    script = "ls /image/bin/busybox /one/passwd && touch /image/x || echo refused"
+    missing = [{"name": "i", "image": {"reference": f"{registry}/no-such-image:1"}}]
+    ns.create(
+        pod("reads", "sh", "-c", script, image=busybox, container={"volumeMounts": mounts},
+            volumes=volumes),
+        pod("waits", "true", image=busybox, container={"volumeMounts": mounts}, volumes=missing),
+    )  # fmt: skip
+    ns.wait_phase("reads", "Succeeded", "Failed")
+    assert ns.logs("reads").splitlines()[:2] == ["/image/bin/busybox", "/one/passwd"]
+    assert "refused" in ns.logs("reads")
+
+    def why() -> str:
+        status = ns.pod("waits")["status"].get("containerStatuses") or [{"state": {}}]
+        return str((status[0]["state"].get("waiting") or {}).get("reason"))
+
+    eventually("why the other waits", lambda: why() in ("ErrImagePull", "ImagePullBackOff"))
+
+
+def test_a_home_directory_shows_nothing_of_the_cluster(ns: Namespace, busybox: str) -> None:
+    home = ns.user.sh(f"echo there > ~/file-{ns.name}; echo $HOME").out.strip()
+    script = (
+        f"cat /home/me/file-{ns.name}; ls -A /home/me/.hpk; "
+        "touch /home/me/.hpk/x 2>/dev/null || echo no; "
+        f"echo back > /home/me/file-{ns.name}"
+    )
+    ns.create(
+        pod("sees", "sh", "-c", script, image=busybox,
+            container={"volumeMounts": [{"name": "h", "mountPath": "/home/me"}]},
+            volumes=[{"name": "h", "hostPath": {"path": home, "type": "Directory"}}])
+    )  # fmt: skip
+    ns.wait_phase("sees", "Succeeded", "Failed")
+    lines = ns.logs("sees").splitlines()
+    assert lines == ["there", "no"]
+    assert ns.user.sh(f"cat ~/file-{ns.name}").out == "back\n"

@@ -302,8 +302,22 @@ def test_nested_mounts_find_their_directories(tmp_path: Path) -> None:
 
 def test_an_fs_group_can_read(tmp_path: Path) -> None:
     whole = pod(volumes=[{"name": "v", "secret": {"secretName": "s", "defaultMode": 0o400}}])
-    write_volumes(resolve_volumes(whole, inputs(pod_dir=tmp_path)), fs_group=2000)
-    assert tree(tmp_path / "volumes" / "v") == {"k": (0o444, b"secret\xff")}
+    given: list[Path] = []
+
+    def give(path: Path) -> bool:
+        given.append(path)
+        assert (path / "k").read_bytes() == b"secret\xff"
+        assert not (tmp_path / "volumes" / "v" / "..data").exists()  # nobody sees it yet
+        return True
+
+    write_volumes(resolve_volumes(whole, inputs(pod_dir=tmp_path)), give)
+    assert tree(tmp_path / "volumes" / "v") == {"k": (0o440, b"secret\xff")}
+    write_volumes(resolve_volumes(whole, inputs(pod_dir=tmp_path)), give)
+    assert len(given) == 1  # it is up to date
+    # where there is no such group, all of the pod may read
+    elsewhere = inputs(pod_dir=tmp_path / "other")
+    write_volumes(resolve_volumes(whole, elsewhere), lambda path: False)
+    assert tree(tmp_path / "other" / "volumes" / "v") == {"k": (0o444, b"secret\xff")}
 
 
 PATHS = st.text(max_size=12) | st.text(alphabet="./ab", max_size=12)
