@@ -174,10 +174,10 @@ def test_what_can_not_be_mounted(source: Object, message: str) -> None:
 
 
 def test_unknown_types_are_named() -> None:
-    for kind in ("nfs", "csi", "image"):
+    for kind in ("nfs", "csi"):
         assert refused(**{kind: {"x": 1}}).startswith(
             f"volume type {kind} is not supported by HPK, which has configMap, downwardAPI, "
-            "emptyDir, ephemeral, hostPath, persistentVolumeClaim, projected, secret;"
+            "emptyDir, ephemeral, hostPath, image, persistentVolumeClaim, projected, secret;"
         )
     assert "clusterTrustBundle is not supported" in refused(
         projected={"sources": [{"clusterTrustBundle": {}}]}
