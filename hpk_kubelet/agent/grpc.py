@@ -10,6 +10,7 @@ import struct
 from typing import List, Tuple
 
 from .connection import resolved
+from .sockets import connect
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PATH = "/grpc.health.v1.Health/Check"
@@ -92,9 +93,9 @@ def health(body: bytes) -> str:
     return STATES.get(message[1], str(message[1]))
 
 
-async def check(host: str, port: int, service: str) -> str:
+async def check(netns: int, host: str, port: int, service: str) -> str:
     """The state the server tells of the service; OSError or GrpcError if it tells none."""
-    reader, writer = await asyncio.open_connection(resolved(host), port)
+    reader, writer = await connect(netns, resolved(host), port)
     try:
         writer.write(request(service, "%s:%d" % (host, port)))
         return health(await _answer(reader, writer))

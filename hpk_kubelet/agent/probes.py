@@ -84,7 +84,7 @@ async def _results(  # type: ignore[no-untyped-def]
     await asyncio.sleep(max(0.0, started_at + probe.get("initialDelaySeconds", 0) - time.time()))
     while True:
         begun = time.monotonic()
-        passed, output = await probe_once(runner, probe)
+        passed, output = await probe_once(runner, kind, probe)
         if not passed and not runner.alive():
             return  # it failed because the container was ending
         if not passed:
@@ -94,11 +94,11 @@ async def _results(  # type: ignore[no-untyped-def]
         await asyncio.sleep(max(0.0, probe.get("periodSeconds", 10) - spent))
 
 
-async def probe_once(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str]:
+async def probe_once(runner: "Runner", kind: str, probe: Dict[str, Any]) -> Tuple[bool, str]:
     """Whether it passed, and what it said."""
     timeout = probe.get("timeoutSeconds", 1)
     try:
-        return await asyncio.wait_for(_act(runner, probe), timeout)
+        return await asyncio.wait_for(_act(runner, kind, probe), timeout)
     except HookError as e:
         return False, str(e)
     except asyncio.TimeoutError:
@@ -116,13 +116,17 @@ async def probe_once(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str
         return False, ("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")
 
 
-async def _act(runner: "Runner", probe: Dict[str, Any]) -> Tuple[bool, str]:
+async def _act(runner: "Runner", kind: str, probe: Dict[str, Any]) -> Tuple[bool, str]:
     if "exec" in probe:
         code, output = await exec_action(runner, probe["exec"].get("command", []))
         return code == 0, output
     if "httpGet" in probe:
-        status, _ = await http_get(probe["httpGet"], runner)
-        return 200 <= status < 400, "HTTP probe failed with statuscode: %d" % status
+        answer = await http_get(probe["httpGet"], runner)
+        if 300 <= answer.status < 400:
+            words = "Probe terminated redirects, Response body: %s" % answer.body
+            runner.event("Warning", "ProbeWarning", "%s probe warning: %s" % (_NAMES[kind], words))
+        passed = 200 <= answer.status < 400
+        return passed, "HTTP probe failed with statuscode: %d" % answer.status
     if "tcpSocket" in probe:
         await tcp_connect(probe["tcpSocket"], runner)
         return True, ""

@@ -39,6 +39,11 @@ def pod_socket(netns: int, family: int, kind: int) -> socket.socket:
     return socket.socket(fileno=fds[0])
 
 
+def reason(error: OSError) -> str:
+    """Go's words for a failed connection."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
 async def connect(
     netns: int, host: str, port: int, context: Optional[ssl.SSLContext] = None, **options: Any
 ) -> Channel:

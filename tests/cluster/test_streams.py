@@ -67,8 +67,8 @@ def test_attach_and_run_with_input(ns: Namespace, busybox: str) -> None:
     assert ns.wait_phase("reads", "Succeeded")
     assert ns.logs("reads") == "got one\ngot two\nend\n"
     ran = ns.kubectl(
-        "run", "once", "-i", "--rm", "--restart=Never", f"--image={busybox}", "-q", "--", "sh", "-c",
-        "cat; exit 4", stdin="hello\n", check=False,
+        "run", "once", "-i", "--rm", "--restart=Never", f"--image={busybox}", "-q", "--",
+        "sh", "-c", "cat; exit 4", stdin="hello\n", check=False,
     )  # fmt: skip
     assert ran.out.count("hello") == 1
     assert ran.code == 4

@@ -31,7 +31,7 @@ async def ask(*frames: bytes, service: str = "") -> tuple[str, bytes]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        state = await grpc.check("127.0.0.1", port, service)
+        state = await grpc.check(-1, "127.0.0.1", port, service)
         await done.wait()
     finally:
         server.close()
