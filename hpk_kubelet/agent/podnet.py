@@ -17,6 +17,7 @@ from .nodenet import Namespaces
 GATEWAY = "169.254.1.1"  # link-local: what pods send everything to
 _GATEWAY_MAC = bytes.fromhex("eeeeeeeeeeee")
 DEVICE = "eth0"
+_STRIDE = 89  # prime: namespaces made one after another have numbers that follow each other
 
 
 class Place(NamedTuple):
@@ -174,8 +175,9 @@ def candidates(subnet: str, start: int) -> List[str]:
 
 def take_address(node: Netlink, subnet: str, index: int) -> str:
     """Devices' indexes only ever grow: beginning there, an address is used again as late as can
-    be, whoever asks."""
-    for address in candidates(subnet, index):
+    be, whoever asks. Each node network begins elsewhere, for it may live as long as one pod."""
+    begin = os.stat("/proc/thread-self/ns/net").st_ino * _STRIDE
+    for address in candidates(subnet, begin + index):
         if node.add_route(address + "/32", index=index):
             return address
     raise OSError(errno.EADDRNOTAVAIL, "all addresses of this node's subnet %s are taken" % subnet)

@@ -1,0 +1,292 @@
+"""The pods' own network: addresses, names, ports, and what keeps it apart."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any
+
+import pytest
+from conftest import Namespace, User, eventually, pod
+
+PODS = ipaddress.ip_network("10.244.0.0/16")
+
+
+def on(node: str) -> dict[str, str]:
+    return {"slurm-job.hpk.io/flags": f"--nodelist={node}"}
+
+
+def address(ns: Namespace, name: str) -> str:
+    return str(ns.pod(name)["status"]["podIP"])
+
+
+@pytest.fixture(scope="session")
+def agnhost(registry: str) -> str:
+    return f"{registry}/agnhost:2.63.0"
+
+
+def server(name: str, image: str, node: str, **spec: Any) -> dict[str, Any]:
+    """HTTP on port 7000 (/hostname, /clientip), the same by UDP datagrams on 7001."""
+    return pod(
+        name, "/agnhost", "netexec", "--http-port=7000", "--udp-port=7001",
+        image=image, annotations=on(node), terminationGracePeriodSeconds=0, **spec,
+    )  # fmt: skip
+
+
+def http(ns: Namespace, one: str, ip: str, path: str = "hostname") -> str:
+    """What another pod's server answers `one`."""
+    return ns.kubectl("exec", one, "--", "wget", "-T3", "-qO-", f"http://{ip}:7000/{path}").out
+
+
+def test_pods_reach_each_other_and_the_outside(ns: Namespace, agnhost: str, registry: str) -> None:
+    for name, node in (("a", "node1"), ("b", "node1"), ("c", "node2")):
+        ns.create(server(name, agnhost, node))
+    for name in "abc":
+        ns.wait_ready(name)
+    found = {name: address(ns, name) for name in "abc"}
+    hosts = {name: ns.pod(name)["status"]["hostIP"] for name in "abc"}
+    assert len(set(found.values())) == 3
+    assert all(ipaddress.ip_address(ip) in PODS for ip in found.values())
+    assert hosts["a"] == hosts["b"] != hosts["c"]
+    for one, other in (("a", "b"), ("a", "c"), ("c", "a"), ("a", "a")):
+        assert "0% packet loss" in ns.kubectl("exec", one, "--", "ping", "-c2", found[other]).out
+        assert http(ns, one, found[other]) == other
+        assert http(ns, one, found[other], "clientip").startswith(found[one] + ":")
+        said = ns.kubectl(
+            "exec", one, "--",
+            "sh", "-c", f"echo hostname | timeout 2 nc -u -w1 {found[other]} 7001 || true",
+        )  # fmt: skip
+        assert said.out == other
+    # the registry is a server beside the cluster; the API server is on one of the nodes
+    assert ns.kubectl("exec", "c", "--", "wget", "-qO-", f"http://{registry}/v2/").out == "{}"
+    for name in "abc":
+        said = ns.kubectl(
+            "exec", name, "--", "sh", "-c",
+            "nc -w2 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT </dev/null && echo open",
+        ).out  # fmt: skip
+        assert said == "open\n", name
+
+
+def test_a_large_transfer_arrives_whole(ns: Namespace, busybox: str) -> None:
+    ns.create(
+        pod("sink", "sh", "-c", "sleep 1000 | nc -l -p 7000 | md5sum", image=busybox,
+            annotations=on("node2"))
+    )  # fmt: skip
+    ns.wait_ready("sink")
+    ip = address(ns, "sink")
+    ns.create(
+        pod("source", "sh", "-c",
+            f"head -c 200000000 /dev/urandom > /tmp/x; md5sum < /tmp/x; nc {ip} 7000 < /tmp/x",
+            image=busybox, annotations=on("node1"))
+    )  # fmt: skip
+    ns.wait_phase("source", "Succeeded", timeout=90)
+    eventually("the sum is there", lambda: ns.logs("sink"))
+    assert ns.logs("sink") == ns.logs("source")
+
+
+def test_names_and_addresses_in_the_pod(ns: Namespace, busybox: str) -> None:
+    whole = pod(
+        "named", "sh", "-c",
+        "hostname; echo $IP $HOST_IP; cat /etc/hosts /etc/resolv.conf; sleep 1000",
+        image=busybox, hostname="web", subdomain="sub",
+        hostAliases=[{"ip": "1.2.3.4", "hostnames": ["db", "db.local"]}],
+        dnsConfig={"searches": ["extra.org"], "options": [{"name": "ndots", "value": "3"}]},
+        container={
+            "env": [
+                {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+            ]
+        },
+    )  # fmt: skip
+    ns.create(whole)
+    ns.wait_ready("named")
+    status = ns.pod("named")["status"]
+    assert status["podIPs"] == [{"ip": status["podIP"]}]
+    said = eventually("the log is there", lambda: ns.logs("named"))
+    assert said.startswith(f"web\n{status['podIP']} {status['hostIP']}\n")
+    assert f"{status['podIP']}\tweb.sub.{ns.name}.svc.cluster.local\tweb\n" in said
+    assert "127.0.0.1\tlocalhost\n" in said and "1.2.3.4\tdb\tdb.local\n" in said
+    assert "extra.org" in said and "ndots:3" in said
+    assert ns.kubectl("exec", "named", "--", "wget", "-qO-", "http://127.0.0.1:1", check=False).code
+
+
+def test_containers_of_a_pod_share_network_and_memory(ns: Namespace, busybox: str) -> None:
+    whole = pod("two", "sh", "-c", "echo x > /dev/shm/f; nc -l -p 7000 -e cat", image=busybox)
+    whole["spec"]["containers"].append(
+        {
+            "name": "other",
+            "image": busybox,
+            "command": ["sh", "-c", "until echo hello | nc -w1 127.0.0.1 7000; do :; done;"
+                        "cat /dev/shm/f"],
+        }
+    )  # fmt: skip
+    ns.create(whole)
+    ns.wait_phase("two", "Succeeded")
+    assert ns.logs("two", "-c", "other") == "hello\nx\n"
+
+
+def test_ports_of_the_node_lead_to_the_pod(ns: Namespace, agnhost: str, alice: User) -> None:
+    def publishing(name: str, port: int) -> dict[str, Any]:
+        ports = [
+            {"containerPort": 7000, "hostPort": port},
+            {"containerPort": 7001, "hostPort": port, "protocol": "UDP"},
+        ]
+        return server(name, agnhost, "node2", container={"ports": ports})
+
+    ns.create(publishing("first", 17000))
+    ns.wait_ready("first")
+    host = ns.pod("first")["status"]["hostIP"]
+    script = (
+        "import socket,sys; import urllib.request as r; host=sys.argv[1];"
+        "print(r.urlopen(f'http://{host}:17000/hostname', timeout=5).read());"
+        "u=socket.socket(type=socket.SOCK_DGRAM); u.settimeout(5);"
+        "u.sendto(b'hostname',(host,17000)); print(u.recv(9))"
+    )
+    assert alice.run("python3", "-c", script, host).out == "b'first'\nb'first'\n"
+    ns.create(publishing("second", 17000))
+    eventually("the clash is told", lambda: "FailedCreatePodSandBox" in ns.reasons("second"))
+    message = next(
+        event["message"]
+        for event in ns.events("second")
+        if event["reason"] == "FailedCreatePodSandBox"
+    )
+    assert "hostport 17000" in message and "address already in use" in message
+    assert ns.phase("second") == "Pending"
+    ns.kubectl("delete", "pod", "first")
+    ns.wait_ready("second")
+
+
+def test_a_pod_may_ask_for_its_nodes_network(ns: Namespace, agnhost: str) -> None:
+    ns.create(server("host", agnhost, "node1", hostNetwork=True))
+    ns.wait_ready("host")
+    status = ns.pod("host")["status"]
+    assert status["podIP"] == status["hostIP"]
+    assert ipaddress.ip_address(status["podIP"]) not in PODS
+    ns.create(server("own", agnhost, "node2"))
+    ns.wait_ready("own")
+    assert http(ns, "own", status["podIP"]) == "node1"
+
+
+def test_probes_look_into_the_pods_own_network(ns: Namespace, agnhost: str) -> None:
+    whole = server("probed", agnhost, "node1")
+    whole["spec"]["containers"][0]["readinessProbe"] = {
+        "tcpSocket": {"port": 7000}, "periodSeconds": 1,
+    }  # fmt: skip
+    whole["spec"]["containers"][0]["livenessProbe"] = {
+        "httpGet": {"port": 7000, "path": "/hostname"}
+    }
+    ns.create(whole)
+    ns.wait_ready("probed")
+
+
+def node_network(user: User, node: str) -> str:
+    """Who listens as owner of the user's node network on a node; "" for nobody."""
+    uid = user.run("id", "-u").out.strip()
+    return user.run("sh", "-c", f"grep -o 'hpk-net-{uid}-.*' /proc/net/unix || true", node=node).out
+
+
+@pytest.mark.disruptive
+def test_the_last_pod_leaves_nothing_on_its_node(ns: Namespace, agnhost: str, alice: User) -> None:
+    listing = alice.run("squeue", "--me", "-h", "-t", "R", "-o", "%N %k").out
+    free = next(n for n in ("node1", "node2") if n not in listing)
+    ns.create(server("last", agnhost, free), server("too", agnhost, free))
+    for name in ("last", "too"):
+        ns.wait_ready(name)
+    assert node_network(alice, free)
+    ns.kubectl("delete", "pod", "last", "too")
+    eventually("no owner", lambda: not node_network(alice, free))
+    left = alice.run("sh", "-c", "ps -u $(id -u) -o args= ; ls -A /tmp", node=free).out
+    assert "pasta" not in left and "flanneld" not in left and "hpk-" not in left
+
+
+@pytest.mark.disruptive
+def test_many_short_pods_share_a_small_subnet(ns: Namespace, busybox: str) -> None:
+    """More pods than there were addresses left to a node that forgot to give them back."""
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "many"},
+        "spec": {
+            "completions": 40,
+            "parallelism": 8,
+            "template": {
+                "metadata": {"annotations": on("node2")},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [
+                        {"name": "main", "image": busybox,
+                         "command": ["sh", "-c", "ip -4 -o addr show eth0"]}
+                    ],
+                },
+            },
+        },
+    }  # fmt: skip
+    ns.create(job)
+    ns.kubectl("wait", "job/many", "--for=condition=Complete", "--timeout=110s", timeout=120)
+    items = ns.kubectl("get", "pods", "-o", "json").json()["items"]
+    used = [item["status"]["podIP"] for item in items]
+    assert len(used) == 40
+    assert len(set(used)) > 30, "addresses were used again at once"
+
+
+def flannel_lines(user: User, node: str) -> list[str]:
+    return user.run("sh", "-c", "pgrep -x flanneld || true", node=node).out.split()
+
+
+@pytest.mark.disruptive
+def test_another_pod_takes_the_node_network_over(
+    ns: Namespace, busybox: str, agnhost: str, alice: User
+) -> None:
+    """The owner's job is killed again and again while pods of the node talk to another node's."""
+    listing = alice.run("squeue", "--me", "-h", "-t", "R", "-o", "%N").out
+    free = next(n for n in ("node2", "node1") if n not in listing)
+    other = next(n for n in ("node2", "node1") if n != free)
+    ns.create(*(server(f"victim{i}", agnhost, free) for i in range(4)))
+    for i in range(4):
+        ns.wait_ready(f"victim{i}")
+    ns.create(
+        pod("sink", "sh", "-c", "sleep 1000 | nc -l -p 7000 | md5sum", image=busybox,
+            annotations=on(free))
+    )  # fmt: skip
+    ns.wait_ready("sink")
+    jobs = {ns.job(f"victim{i}"): f"victim{i}" for i in range(4)}
+    script = (
+        "i=0; while [ $i -lt 300 ]; do head -c 100000 /dev/zero; i=$((i+1)); sleep 0.05; done |"
+        f" nc {address(ns, 'sink')} 7000"
+    )
+    ns.create(pod("source", "sh", "-c", script, image=busybox, annotations=on(other)))
+    ns.wait_ready("source")
+    killed = 0
+    while jobs:
+        owner = owner_job(alice, free)
+        if owner not in jobs:
+            break  # the transfer's own end has it now
+        name = jobs.pop(owner)
+        alice.run("scancel", "--signal=KILL", "--full", owner)
+        eventually(f"another owner than {name}",
+                   lambda owner=owner: owner_job(alice, free) not in ("", owner))  # fmt: skip
+        eventually("its flanneld runs", lambda: flannel_lines(alice, free))
+        killed += 1
+    assert killed
+    for name in jobs.values():  # those that live can be reached
+        assert (
+            "0% packet loss"
+            in ns.kubectl("exec", "source", "--", "ping", "-c2", address(ns, name)).out
+        )
+    ns.wait_phase("source", "Succeeded", timeout=90)
+    eventually("the sum is there", lambda: ns.logs("sink"))
+    assert ns.logs("sink").split()[0] == "9e6261867ca2438eb9804c93c542a722"
+
+
+def owner_job(user: User, node: str) -> str:
+    """The job whose agent runs the node network; "" while there is none."""
+    script = """
+    p=$(ss -lxpH 2>/dev/null | grep "@hpk-net-$(id -u)-" | grep -o 'pid=[0-9]*' | head -n 1)
+    [ -z "$p" ] || tr '\\0' '\\n' < /proc/${p#pid=}/environ | sed -n 's/^SLURM_JOB_ID=//p'
+    """
+    return user.run("bash", "-c", script, node=node, check=False).out.strip()
+
+
+def test_the_mode_is_told(alice: User) -> None:
+    facts = json.loads(alice.run("sh", "-c", "cat ~/.hpk/run/network.json").out)
+    assert facts["podCIDR"] == str(PODS)
