@@ -54,7 +54,7 @@ def test_pods_reach_each_other_and_the_outside(ns: Namespace, agnhost: str, regi
         assert http(ns, one, found[other], "clientip").startswith(found[one] + ":")
         said = ns.kubectl(
             "exec", one, "--",
-            "sh", "-c", f"echo hostname | timeout 2 nc -u -w1 {found[other]} 7001 || true",
+            "sh", "-c", f"(echo hostname; sleep 1) | timeout 3 nc -u {found[other]} 7001 || true",
         )  # fmt: skip
         assert said.out == other
     # the registry is a server beside the cluster; the API server is on one of the nodes
@@ -116,7 +116,7 @@ def test_containers_of_a_pod_share_network_and_memory(ns: Namespace, busybox: st
         {
             "name": "other",
             "image": busybox,
-            "command": ["sh", "-c", "until echo hello | nc -w1 127.0.0.1 7000; do :; done;"
+            "command": ["sh", "-c", "until echo hello | nc -w1 127.0.0.1 7000 2>/dev/null; do :; done;"
                         "cat /dev/shm/f"],
         }
     )  # fmt: skip
@@ -249,7 +249,7 @@ def test_another_pod_takes_the_node_network_over(
             annotations=on(free))
     )  # fmt: skip
     ns.wait_ready("sink")
-    jobs = {ns.job(f"victim{i}"): f"victim{i}" for i in range(4)}
+    victims = {ns.pod(f"victim{i}")["metadata"]["uid"]: f"victim{i}" for i in range(4)}
     script = (
         "i=0; while [ $i -lt 300 ]; do head -c 100000 /dev/zero; i=$((i+1)); sleep 0.05; done |"
         f" nc {address(ns, 'sink')} 7000"
@@ -257,18 +257,18 @@ def test_another_pod_takes_the_node_network_over(
     ns.create(pod("source", "sh", "-c", script, image=busybox, annotations=on(other)))
     ns.wait_ready("source")
     killed = 0
-    while jobs:
-        owner = owner_job(alice, free)
-        if owner not in jobs:
+    while victims:
+        owner = owner_pod(alice, free)
+        if owner not in victims:
             break  # the transfer's own end has it now
-        name = jobs.pop(owner)
-        alice.run("scancel", "--signal=KILL", "--full", owner)
+        name = victims.pop(owner)
+        alice.run("scancel", "--signal=KILL", "--full", ns.job(name))
         eventually(f"another owner than {name}",
-                   lambda owner=owner: owner_job(alice, free) not in ("", owner))  # fmt: skip
+                   lambda owner=owner: owner_pod(alice, free) not in ("", owner))  # fmt: skip
         eventually("its flanneld runs", lambda: flannel_lines(alice, free))
         killed += 1
     assert killed
-    for name in jobs.values():  # those that live can be reached
+    for name in victims.values():  # those that live can be reached
         assert (
             "0% packet loss"
             in ns.kubectl("exec", "source", "--", "ping", "-c2", address(ns, name)).out
@@ -278,11 +278,11 @@ def test_another_pod_takes_the_node_network_over(
     assert ns.logs("sink").split()[0] == "9e6261867ca2438eb9804c93c542a722"
 
 
-def owner_job(user: User, node: str) -> str:
-    """The job whose agent runs the node network; "" while there is none."""
+def owner_pod(user: User, node: str) -> str:
+    """The uid of the pod whose agent runs the node network; "" while there is none."""
     script = """
     p=$(ss -lxpH 2>/dev/null | grep "@hpk-net-$(id -u)-" | grep -o 'pid=[0-9]*' | head -n 1)
-    [ -z "$p" ] || tr '\\0' '\\n' < /proc/${p#pid=}/environ | sed -n 's/^SLURM_JOB_ID=//p'
+    [ -z "$p" ] || tr '\\0' '\\n' < /proc/${p#pid=}/cmdline | sed -n 's|.*/pods/||p'
     """
     return user.run("bash", "-c", script, node=node, check=False).out.strip()
 
