@@ -225,6 +225,11 @@ done
 echo apptainer=$(apptainer --version 2>/dev/null || singularity --version 2>/dev/null)
 unshare --user --map-root-user --net --mount true 2>/dev/null && echo userns=yes
 sh -c ': <>/dev/net/tun' 2>/dev/null && echo tun=yes
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+if said=$(pasta --config-net -q -4 -t none -u none -T none -U none --no-map-gw \
+  --map-guest-addr 192.0.2.1 -- sh -c 'nft add table ip hpk && ip link add hpk type vxlan \
+  id 1 dstport 4789 dev lo && ip link add hpk0 type veth && echo works' 2>&1); then
+  echo network=works; else echo network=$said; fi
 if said=$(sbatch --test-only --wrap true 2>&1); then echo sbatch=yes; else echo sbatch=no $said; fi
 """
 
@@ -321,6 +326,15 @@ def judge_probe(output: str, token: str) -> Iterator[Finding]:
             "/dev/net/tun on compute nodes",
             f"can be opened on {node}",
             f"cannot be opened on {node}; pods then share their node's network",
+        ),
+        (
+            first("network") == "works",
+            "warn",
+            "pod network on compute nodes",
+            f"pasta, nft, VXLAN and veth work for you on {node} (network: rootless)",
+            f"can't be made on {node} ({first('network') or 'it was not tried'}); pods then share "
+            "their node's network (network: host). It needs pasta (package passt, from 2024_08 "
+            "on), nft (nftables), ip (iproute2) and the kernel's vxlan, veth and nf_tables",
         ),
         (
             first("sbatch") == "yes",

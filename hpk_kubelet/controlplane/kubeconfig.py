@@ -34,6 +34,7 @@ class Control:
     job: int | None
     pid: int
     started: str
+    network: str = ""  # the pods' network mode, and why
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__, indent=1) + "\n"

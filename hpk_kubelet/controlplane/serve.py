@@ -65,6 +65,7 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
     site = stack.Site(paths, address, ports, binaries)
 
     plane = Plane(config, paths, site, slurm_job, began)
+    plane.mode = f"{network.mode} ({network.why})"
     if network.mode == "rootless":
         plane.network = pod_network.PodNetwork(config, site, say)
     else:
@@ -140,6 +141,7 @@ class Plane:
         self._config = config
         self.processes: list[Process] = []
         self.network: pod_network.PodNetwork | None = None
+        self.mode = ""  # of the pods' network, and why
         self.inside: inside.Inside | None = None
         self._paths = paths
         self._site = site
@@ -183,6 +185,7 @@ class Plane:
                 self._job,
                 os.getpid(),
                 dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+                self.mode,
             ).to_json(),
         )
         say(

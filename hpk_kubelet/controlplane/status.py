@@ -159,6 +159,8 @@ def describe(paths: Paths, state: State) -> list[str]:
         lines.append(f"API          {state.control.api} ready since {state.control.started}")
         for name, ready in sorted(state.nodes.items()):
             lines.append(f"node         {name} {'Ready' if ready else 'NotReady'}")
+        if state.control.network:
+            lines.append(f"network      {state.control.network}")
         total = ", ".join(f"{n} {phase}" for phase, n in sorted(state.pods.items()))
         lines.append(f"pods         {total or 'none'}")
         lines.append(f"kubectl      export KUBECONFIG={paths.kubeconfig}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -52,11 +53,8 @@ def test_pods_reach_each_other_and_the_outside(ns: Namespace, agnhost: str, regi
         assert "0% packet loss" in ns.kubectl("exec", one, "--", "ping", "-c2", found[other]).out
         assert http(ns, one, found[other]) == other
         assert http(ns, one, found[other], "clientip").startswith(found[one] + ":")
-        said = ns.kubectl(
-            "exec", one, "--",
-            "sh", "-c", f"(echo hostname; sleep 1) | timeout 3 nc -u {found[other]} 7001 || true",
-        )  # fmt: skip
-        assert said.out == other
+        dial = f"dial?host={found[other]}&port=7001&protocol=udp&request=hostname"
+        assert json.loads(http(ns, one, "127.0.0.1", dial)) == {"responses": [other]}
     # the registry is a server beside the cluster; the API server is on one of the nodes
     assert ns.kubectl("exec", "c", "--", "wget", "-qO-", f"http://{registry}/v2/").out == "{}"
     for name in "abc":
@@ -116,8 +114,8 @@ def test_containers_of_a_pod_share_network_and_memory(ns: Namespace, busybox: st
         {
             "name": "other",
             "image": busybox,
-            "command": ["sh", "-c", "until echo hello | nc -w1 127.0.0.1 7000 2>/dev/null; do :; done;"
-                        "cat /dev/shm/f"],
+            "command": ["sh", "-c", "until echo hello | nc -w1 127.0.0.1 7000 2>/dev/null;"
+                        "do :; done; cat /dev/shm/f"],
         }
     )  # fmt: skip
     ns.create(whole)
@@ -185,10 +183,19 @@ def node_network(user: User, node: str) -> str:
     return user.run("sh", "-c", f"grep -o 'hpk-net-{uid}-.*' /proc/net/unix || true", node=node).out
 
 
+def quiet_node(user: User) -> str:
+    """A node without any of the user's jobs, once there is one."""
+
+    def look() -> str:
+        busy = user.run("squeue", "--me", "-h", "-t", "R,CG", "-o", "%N").out
+        return next((node for node in ("node2", "node1") if node not in busy), "")
+
+    return str(eventually("a node without jobs", look))
+
+
 @pytest.mark.disruptive
 def test_the_last_pod_leaves_nothing_on_its_node(ns: Namespace, agnhost: str, alice: User) -> None:
-    listing = alice.run("squeue", "--me", "-h", "-t", "R", "-o", "%N %k").out
-    free = next(n for n in ("node1", "node2") if n not in listing)
+    free = quiet_node(alice)
     ns.create(server("last", agnhost, free), server("too", agnhost, free))
     for name in ("last", "too"):
         ns.wait_ready(name)
@@ -238,8 +245,7 @@ def test_another_pod_takes_the_node_network_over(
     ns: Namespace, busybox: str, agnhost: str, alice: User
 ) -> None:
     """The owner's job is killed again and again while pods of the node talk to another node's."""
-    listing = alice.run("squeue", "--me", "-h", "-t", "R", "-o", "%N").out
-    free = next(n for n in ("node2", "node1") if n not in listing)
+    free = quiet_node(alice)
     other = next(n for n in ("node2", "node1") if n != free)
     ns.create(*(server(f"victim{i}", agnhost, free) for i in range(4)))
     for i in range(4):
@@ -288,5 +294,46 @@ def owner_pod(user: User, node: str) -> str:
 
 
 def test_the_mode_is_told(alice: User) -> None:
-    facts = json.loads(alice.run("sh", "-c", "cat ~/.hpk/run/network.json").out)
-    assert facts["podCIDR"] == str(PODS)
+    assert "network      rootless (" in alice.run("hpk", "status").out
+
+
+@pytest.fixture
+def bob() -> Iterator[User]:
+    """bob, with a cluster of his own."""
+    user = User("bob")
+    started = user.run("hpk", "status", check=False).code != 0
+    if started:
+        user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
+    user.run("hpk", "status", "--wait", "60", timeout=90)
+    yield user
+    user.run("kubectl", "delete", "pod", "his", "--ignore-not-found", "--wait=false")
+    if started:
+        user.run("hpk", "down")
+
+
+@pytest.mark.disruptive
+def test_users_are_apart(ns: Namespace, agnhost: str, alice: User, bob: User) -> None:
+    """Both have pods on both nodes at the same time, in networks with the same addresses."""
+    ns.create(server("hers", agnhost, "node2"), server("hers1", agnhost, "node1"))
+    theirs = Namespace(bob, "default")
+    theirs.create(server("his", agnhost, "node2"))
+    for whose, name in ((ns, "hers"), (ns, "hers1"), (theirs, "his")):
+        whose.wait_ready(name)
+    his, hers = address(theirs, "his"), address(ns, "hers")
+    assert http(ns, "hers1", hers) == "hers"  # while bob's are there
+    # neither from a pod nor from the node: his address means nothing, or one of hers, to alice
+    said = ns.kubectl(
+        "exec", "hers", "--", "wget", "-T2", "-qO-", f"http://{his}:7000/hostname", check=False
+    )
+    assert "his" not in said.out
+    # nor does anything of his listen on the node, but for the tunnel of his network
+    uid = bob.run("id", "-u").out.strip()
+    open_tcp = alice.run("ss", "-Htlne", node="node2").out
+    assert f"uid:{uid}" not in open_tcp
+    took = alice.run(
+        "python3", "-c",
+        "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
+        "s.connect(sys.argv[1].replace('@',chr(0))); print(s.recv(999))",
+        "@" + node_network(bob, "node2").strip(), node="node2",
+    )  # fmt: skip
+    assert took.out == "b''\n", "an owner answers its own user alone"

@@ -83,7 +83,7 @@ def test_a_job_that_never_completes_does_not_hold_for_ever() -> None:
     claim(5, HOME, scripted([job(4, "COMPLETING"), job(5)]))
 
 
-CONTROL = Control("https://10.0.0.1:1", "n1", 12, 1, "then")
+CONTROL = Control("https://10.0.0.1:1", "n1", 12, 1, "then", "host (no pasta)")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,13 @@ def test_a_complete_state_as_lines(tmp_path: Path) -> None:
     state = State(CONTROL, job(12), False, True, {"main": True}, {"Running": 2})
     assert state.complete
     lines = "\n".join(describe(Paths(tmp_path), state))
-    for word in ("12 RUNNING on n1", "https://10.0.0.1:1", "main Ready", "2 Running"):
+    for word in (
+        "12 RUNNING on n1",
+        "https://10.0.0.1:1",
+        "main Ready",
+        "2 Running",
+        "host (no pasta)",
+    ):
         assert word in lines
 
 

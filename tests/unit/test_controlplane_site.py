@@ -81,6 +81,7 @@ python=3.6.8
 python=3.11.2
 apptainer=apptainer version 1.4.5
 userns=yes
+network=pasta: not found
 sbatch=no sbatch: error: Access denied
 """
 
@@ -91,6 +92,8 @@ def test_the_trial_jobs_answers_are_judged() -> None:
     assert "3.6.8, 3.11.2" in found["Python on compute nodes"].text
     assert found["shared home"].level == "ok"
     assert found["/dev/net/tun on compute nodes"].level == "warn"
+    assert found["pod network on compute nodes"].level == "warn"
+    assert "pasta: not found" in found["pod network on compute nodes"].text
     assert found["sbatch from compute nodes"].level == "fail"
     assert "Access denied" in found["sbatch from compute nodes"].text
     old = {f.what: f for f in doctor.judge_probe("host=n\npython=3.6.8\n", "t")}
