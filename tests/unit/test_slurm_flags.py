@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given as generated
 from hypothesis import strategies as st
@@ -193,3 +195,11 @@ def test_values():
     assert value_of(flags, "time") == "2"
     assert value_of(flags, "nodes", "hold") == ""
     assert value_of(flags, "tim") is None
+
+
+def test_the_documentation_names_every_refused_flag_and_why():
+    text = (Path(__file__).parents[2] / "docs" / "annotations.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    for command in (SBATCH, SRUN):
+        for name, why in command.refused.items():
+            assert any(f"`--{name}`" in row and row.endswith(f"| {why} |") for row in rows), name
