@@ -178,6 +178,20 @@ def alice() -> User:
 
 
 @pytest.fixture(scope="session")
+def bob() -> User:
+    """bob, whose cluster on the same nodes has `serviceMode: clusterIP`."""
+    user = User("bob")
+    with Path(tempfile.gettempdir(), "hpk-tests-bob.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not user.sh("grep -s serviceMode ~/.hpk/config.yaml", check=False).out:
+            user.sh("echo 'serviceMode: clusterIP' >> ~/.hpk/config.yaml; hpk down || true")
+        if user.run("hpk", "status", check=False).code != 0:
+            user.run("sbatch", "/opt/hpk/src/hpk.sbatch")
+        user.run("hpk", "status", "--wait", "120", timeout=150)
+    return user
+
+
+@pytest.fixture(scope="session")
 def registry() -> str:
     return subprocess.run(
         [SANDBOX, "registry"], check=True, capture_output=True, text=True
@@ -192,12 +206,17 @@ def busybox(registry: str) -> str:
 @pytest.fixture
 def ns(alice: User, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
+    yield from namespace_of(alice, stem)
+
+
+def namespace_of(user: User, stem: str) -> Iterator[Namespace]:
+    """A namespace in the user's cluster, ready for pods; deleted afterwards."""
     name = f"{stem}-{uuid.uuid4().hex[:5]}"
-    alice.run("kubectl", "create", "namespace", name)
-    namespace = Namespace(alice, name)
+    user.run("kubectl", "create", "namespace", name)
+    namespace = Namespace(user, name)
     eventually(
         "the namespace's default service account",
         lambda: not namespace.gone("serviceaccount", "default"),
     )
     yield namespace
-    alice.run("kubectl", "delete", "namespace", name, "--wait=false")
+    user.run("kubectl", "delete", "namespace", name, "--wait=false")
