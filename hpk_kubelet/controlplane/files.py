@@ -33,6 +33,8 @@ def write_private(path: Path, content: str | bytes) -> None:
             f.flush()
             os.fsync(f.fileno())
         tmp.rename(path)
-    except BaseException:
+    except BaseException as e:
         tmp.unlink(missing_ok=True)
+        if isinstance(e, OSError) and e.filename is None:
+            e.filename = str(path)  # write(2) and fsync(2) do not name what they were about
         raise

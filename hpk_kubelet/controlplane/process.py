@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -188,7 +190,23 @@ def last_words(log: Path, limit: int = 400) -> str:
     except FileNotFoundError:
         return "it wrote nothing"
     texts = [line.strip() for line in lines if line.strip()]
-    # klog: "E1121 04:15:00.1 run.go:72] "command failed" err=..." carries the reason; what
-    # follows it (goroutines, usage) does not.
-    reasons = [t for t in texts if "command failed" in t or t.startswith(("Error:", "F"))]
+    reasons = [reason for text in texts if (reason := _reason(text))]
     return (reasons or texts or ["it wrote nothing"])[-1][:limit]
+
+
+def _reason(line: str) -> str:
+    """What a line of a Go program's log says of its end; "" for one that says nothing of it.
+
+    klog's "command failed" and F lines, etcd's JSON of level fatal or panic; what follows them
+    (goroutines, usage) explains nothing to a user.
+    """
+    if line.startswith("{"):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return ""
+        if entry.get("level") not in ("fatal", "panic"):
+            return ""
+        return ": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key))
+    fatal = line.startswith("Error:") or re.match(r"F\d{4} ", line)
+    return line if fatal or "command failed" in line else ""

@@ -63,7 +63,7 @@ def images(store: ImageStore) -> list[Listed]:
     for path in store.refs.glob("*.json"):
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=StoredReference)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.MsgspecError):  # unreadable: pulled again when wanted
             continue
         references.setdefault(stored.digest, []).append(stored)
     found = []
@@ -72,7 +72,7 @@ def images(store: ImageStore) -> list[Listed]:
         try:
             image = msgspec.json.decode((directory / "image.json").read_bytes(), type=StoredImage)
             used = (directory / "used").stat().st_mtime
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.MsgspecError):
             continue
         names = references.get(digest, [])
         ids = frozenset({digest, *(name.id.rpartition("@")[2] for name in names)})
@@ -123,7 +123,7 @@ def _forget(store: ImageStore, digests: Collection[str]) -> None:
     for path in store.refs.glob("*.json"):
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=StoredReference)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.MsgspecError):
             continue
         if stored.digest in digests:
             path.unlink(missing_ok=True)

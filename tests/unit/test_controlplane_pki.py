@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import asyncio
 import datetime as dt
 import json
@@ -106,6 +108,17 @@ def test_write_private_leaves_no_half_file(tmp_path: Path) -> None:
     target.chmod(0o644)
     write_private(target, "two")
     assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_private(tmp_path / "f", "one")
+    assert raised.value.filename == str(tmp_path / "f")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

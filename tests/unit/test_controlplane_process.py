@@ -151,6 +151,14 @@ def test_last_words_skip_the_noise(tmp_path: Path) -> None:
     assert "no such flag" in last_words(log)
     log.write_text("plain\nlast\n\n")
     assert last_words(log) == "last"
+    log.write_text(
+        '{"level":"warn","msg":"slow"}\n'
+        '{"level":"panic","msg":"failed to create WAL","error":"no space left on device"}\n'
+        "panic: failed to create WAL\n\ngoroutine 1 [running]:\nmain.main()\n\tmain.go:31\n"
+    )
+    assert last_words(log) == "failed to create WAL: no space left on device"
+    log.write_text('For the record\n{"level":"info"}\n{cut sho\nlast')
+    assert last_words(log) == "last"
 
 
 def test_logs_are_kept_twice_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -383,6 +383,16 @@ async def test_gc(registry: FakeRegistry, store: ImageStore, tmp_path: Path) -> 
         gc.digests_in_use(plans)
 
 
+async def test_gc_with_a_reference_that_can_not_be_read(
+    registry: FakeRegistry, store: ImageStore
+) -> None:
+    registry.image("one", layers=[compressed("1")])
+    image = await store.pull(f"{registry.host}/app:one", "Always")
+    (store.refs / "amd64-broken.json").write_text("{")
+    assert [listed.digest for listed in gc.images(store)] == [image.digest]
+    assert len(gc.collect(store, set(), unused=0).images) == 1
+
+
 def test_the_pulled_event() -> None:
     image = Image(
         reference="r", id="i", digest="d", rootfs=Path("/"), config=None,  # type: ignore[arg-type]
