@@ -113,7 +113,8 @@ class Process:
         try:
             await asyncio.wait_for(process.wait(), self.component.stop_timeout)
         except TimeoutError:
-            self._say(f"{self.component.name} did not stop; killed")
+            seconds = self.component.stop_timeout
+            self._say(f"{self.component.name} was killed, as it did not stop within {seconds:g} s")
             self._signal(signal.SIGKILL)
             await process.wait()
 

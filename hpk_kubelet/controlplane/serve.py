@@ -203,13 +203,14 @@ class Plane:
             await self.inside.serving(client)
 
     async def stop(self) -> None:
-        """Stops everything, last started first."""
-        for process in reversed(self.processes):
-            await process.stop()
+        """Stops everything, last started first; but before the API server and etcd, which wait
+        for their clients' watches to end, CoreDNS and flanneld."""
         if self.inside is not None:
             await self.inside.stop()
         if self.network is not None:
             await self.network.stop()
+        for process in reversed(self.processes):
+            await process.stop()
         say("stopped")
 
 
