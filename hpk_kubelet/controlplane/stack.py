@@ -115,7 +115,7 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
         ),
         {"GOMEMLIMIT": "200MiB"},
         ready,
-        # It waits 5 s for the watches of other nodes' flanneld. What it has acknowledged is on disk.
+        # It waits 5 s for other nodes' flanneld otherwise. What it has acknowledged is on disk.
         stop_timeout=1.0,
     )
 
