@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Namespace, User, eventually, pod
-from slurmadmin import scontrol
+from slurmadmin import ROOT, scontrol
 
 pytestmark = pytest.mark.disruptive
 
@@ -116,3 +116,35 @@ def test_the_control_job_hands_over_to_a_job_on_another_node(ns: Namespace, busy
         lambda: ns.kubectl("exec", "lives", "--", "echo", "here", check=False).out == "here\n",
     )
     assert ns.phase("lives") == "Running"
+
+
+def test_the_control_jobs_node_fails(ns: Namespace, busybox: str) -> None:
+    """Slurm starts the control job again on another node; pods elsewhere go on."""
+    node = ns.user.run("squeue", "--me", "-h", "-n", "hpk", "-t", "R", "-o", "%N").out.strip()
+    job = control_job(ns.user)
+    flags = {"slurm-job.hpk.io/flags": f"--exclude={node}"}
+    ns.create(pod("lives", "sleep", "1000", image=busybox, annotations=flags))
+    ns.wait_ready("lives")
+    own = ns.job("lives")
+    try:
+        scontrol("update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        eventually("it waits again", lambda: ns.job_state(job) == "PENDING")
+        # Slurm keeps a requeued job for two minutes.
+        ns.user.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        eventually(
+            "the control job on another node",
+            lambda: (
+                (now := ns.user.run("squeue", "-h", "-j", job, "-t", "R", "-o", "%N").out.strip())
+                and now != node
+            ),
+            timeout=90,
+        )
+        ns.user.run("hpk", "status", "--wait", "90", timeout=120)
+    finally:
+        # a node that answers comes back by itself
+        ROOT.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    assert ns.job("lives") == own
+    eventually(
+        "exec through the new control plane",
+        lambda: ns.kubectl("exec", "lives", "--", "echo", "here", check=False).out == "here\n",
+    )

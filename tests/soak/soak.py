@@ -248,7 +248,7 @@ class Soak:
             return "\n".join(row for row in rows if not row.endswith(" hpk"))
 
         self.none_left("jobs", jobs)
-        find = "cd ~/.hpk; find pods arrays -mindepth 1 -maxdepth 1"
+        find = f'cd ~/.hpk; grep -lr \'"namespace": "{NAMESPACE}"\' pods/*/intent.json arrays'
         self.none_left("directories", lambda: self.alice.sh(find, check=False).out)
         for node in ("node1", "node2"):
             self.none_left(
