@@ -66,6 +66,18 @@ def handover() -> None:
 
 
 @app.command()
+def tunnel(
+    port: Annotated[int, typer.Option(help="Of this node; 0: any free one.")] = 0,
+) -> None:
+    """Lead to the API through the control job, where the site closes its port. Until ^C."""
+    import asyncio
+
+    from hpk_kubelet.controlplane import tunnel as module
+
+    asyncio.run(module.tunnel(Paths(), port, typer.echo))
+
+
+@app.command()
 def jobs() -> None:
     """List pods beside their Slurm jobs, recently ended ones included."""
     import asyncio

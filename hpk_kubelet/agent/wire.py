@@ -74,8 +74,9 @@ class WireError(Exception):
     """The peer does not speak this protocol; the connection must be closed."""
 
 
-def encode_message(message: Dict[str, Any]) -> bytes:
-    payload = json.dumps(message, separators=(",", ":")).encode()
+def encode_message(message: Dict[str, Any], end: bytes = b"") -> bytes:
+    """`end`: white space after the JSON, for what carries the frames."""
+    payload = json.dumps(message, separators=(",", ":")).encode() + end
     return _HEADER.pack(len(payload), MESSAGE, 0, 0) + payload
 
 

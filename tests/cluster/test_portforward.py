@@ -153,3 +153,22 @@ def test_exec_and_attach_by_clients_that_know_only_spdy(ns: Namespace, busybox: 
         attached.kill()
         attached.communicate()
     eventually("the log has it too", lambda: "got hello" in ns.logs("old"))
+
+
+def test_a_tunnel_leads_to_the_api_through_the_job(ns: Namespace, busybox: str) -> None:
+    ns.create(pod("far", "sleep", "1000", image=busybox, terminationGracePeriodSeconds=0))
+    ns.wait_ready("far")
+    tunnel = ns.user.popen("hpk", "tunnel")
+    assert tunnel.stdout is not None
+    try:
+        said = tunnel.stdout.readline()
+        found = re.search(r"127\.0\.0\.1:\d+ until .*KUBECONFIG=(\S+)", said)
+        assert found, said
+        script = f"KUBECONFIG={found[1]} kubectl -n {ns.name} exec -i far -- sha256sum"
+        text = "x" * 1_000_000
+        done = ns.user.run("sh", "-c", script, stdin=text)
+        assert done.out.split()[0] == hashlib.sha256(text.encode()).hexdigest()
+        assert ns.user.sh(f"grep -c 127.0.0.1 {found[1]}; stat -c %a {found[1]}").out == "1\n600\n"
+    finally:
+        tunnel.terminate()
+        tunnel.communicate()
