@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Se
 from . import syscalls
 from .launcher import PROGRAM_FD, REPORT_FD, sealed
 from .namespaces import PATH, Mapping, find_program
-from .program import STDERR_FD, STDIN_FD, STDOUT_FD, start_program
+from .program import STDERR_FD, STDIN_FD, STDOUT_FD, USERS_FD, start_program
 
 OOM_SCORE = "900"  # when memory runs out a container dies, never the agent (which stays at 0)
 
@@ -114,10 +114,6 @@ def container_env(
         for name, value in job.items():
             if name.startswith(RANK_VARIABLES):
                 env.setdefault(name, value)
-        # Ranks have user and PID namespaces of their own, and Open MPI 5.0's transport through
-        # shared memory crashed between them, above all beside another job on the node; tcp is
-        # slower and right. A pod that knows better sets the variable itself.
-        env.setdefault("OMPI_MCA_btl", "^sm")
     return env
 
 
@@ -167,9 +163,10 @@ def fork_program(
     ends: Ends,
     before: Callable[[], None],
     execute: Callable[[], NoReturn],
+    users: int = -1,
 ) -> Process:
     """Forks; the child has the launcher, its report socket and the streams at their places, does
-    `before` while it can still see everything, and ends in `execute`."""
+    `before` while it can still see everything, and ends in `execute`. `users`: see spawn."""
     report, their_report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     report.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     complaints, their_complaints = os.pipe()
@@ -194,6 +191,8 @@ def fork_program(
             STDERR_FD: ends.theirs.stderr,
             PROGRAM_FD: memory, REPORT_FD: their_report.fileno(),
         }  # fmt: skip
+        if users >= 0:
+            wanted[USERS_FD] = users
         before()
         place(wanted)
         for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -284,11 +283,11 @@ def spawn(
     keep_groups: bool = False,
     own_pid_namespace: bool = True,
     beside: int = 0,
-    rank: bool = False,
+    users: int = -1,
 ) -> Process:
     """Forks apptainer for one run of a container. `keep_groups`: see start_program. `beside`: a
-    process in whose PID namespace it shall be. `rank`: an MPI rank, which gets the standard streams
-    of this process (srun's)."""
+    process in whose PID namespace it shall be. `users`: descriptor of the user namespace of an MPI
+    rank's program, which gets the standard streams of this process (srun's)."""
     rootfs = container["image"]["rootfs"]
     if not os.path.exists(rootfs):
         raise StartError(
@@ -306,13 +305,14 @@ def spawn(
         fresh=True,
         mounted=[mount.target for mount in mounts],
         keep_groups=keep_groups,
+        users_given=users >= 0,
     )
     argv = apptainer_argv(
         runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts,
         gpus=runtime.gpus, own_pid_namespace=own_pid_namespace and not beside,
     )  # fmt: skip
     env = apptainer_environment(runtime.scratch)
-    if rank:
+    if users >= 0:
         ends = Ends(Streams(-1, -1, -1), Streams(os.dup(0), os.dup(1), os.dup(2)))
     else:
         ends = open_streams(runtime.ptmx if container["tty"] else "", container["stdin"])
@@ -339,4 +339,4 @@ def spawn(
 
     if beside:
         return fork_program(program, ends, join, execute_beside)
-    return fork_program(program, ends, before, execute)
+    return fork_program(program, ends, before, execute, users)

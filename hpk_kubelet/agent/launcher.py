@@ -68,14 +68,15 @@ _CALLS_X86_64 = {
     "write": 1, "close": 3, "ioctl": 16, "sendmsg": 46, "execve": 59, "chdir": 80, "fchown": 93,
     "umask": 95, "setsid": 112, "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126,
     "prctl": 157, "mount": 165, "umount2": 166, "exit_group": 231, "keyctl": 250, "openat": 257,
-    "mkdirat": 258, "ppoll": 271, "unshare": 272, "dup3": 292, "pipe2": 293, "seccomp": 317,
+    "mkdirat": 258, "ppoll": 271, "unshare": 272, "dup3": 292, "pipe2": 293, "setns": 308,
+    "seccomp": 317,
 }  # fmt: skip
 _CALLS_AARCH64 = {
     "dup3": 24, "ioctl": 29, "mkdirat": 34, "umount2": 39, "mount": 40, "chdir": 49, "fchown": 55,
     "openat": 56, "close": 57, "pipe2": 59, "write": 64, "ppoll": 73, "capset": 91,
     "exit_group": 94, "unshare": 97, "setresuid": 147, "setresgid": 149, "setsid": 157,
     "setgroups": 159, "umask": 166, "prctl": 167, "sendmsg": 211, "keyctl": 219, "execve": 221,
-    "seccomp": 277,
+    "setns": 268, "seccomp": 277,
 }  # fmt: skip
 
 _MACHINES: Dict[str, Tuple[int, bytes, Dict[str, int]]] = {

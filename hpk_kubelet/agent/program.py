@@ -14,7 +14,7 @@ from . import syscalls
 from .launcher import FATAL, HELLO, IGNORE, PROGRAM_FD, RECORD, REPORT, REPORT_FD, Launcher
 from .namespaces import PATH, Mapping
 
-STDIN_FD, STDOUT_FD, STDERR_FD = 240, 241, 242
+STDIN_FD, STDOUT_FD, STDERR_FD, USERS_FD = 240, 241, 242, 243
 
 _CAPABILITY_NAMES = """
 CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
@@ -80,11 +80,13 @@ def start_program(
     fresh: bool,
     mounted: Sequence[str] = (),
     keep_groups: bool = False,
+    users_given: bool = False,
 ) -> bytes:
     """The launcher's executable. The program's standard streams are on STDIN_FD and its two
     followers. `fresh`: the container was just made, with mounts of the pod's at `mounted`; its
     working directory is made as well. `keep_groups`: the user's own supplementary groups stay,
-    which files of the node (hostPath) may need."""
+    which files of the node (hostPath) may need. `users_given`: on USERS_FD there is the user
+    namespace to become the user in."""
     env = dict(env)
     env.setdefault("PATH", PATH)
     todo = Launcher()
@@ -115,7 +117,7 @@ def start_program(
     todo.call("chdir", cwd or "/", tag=_CHDIR)
     # the keys of the job's session (Kerberos, AFS) are the user's, not the container's
     todo.call("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, on_error=IGNORE)
-    _become(todo, security, mapping, keep_groups)
+    _become(todo, security, mapping, keep_groups, users_given)
     todo.call("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if security.get("noNewPrivileges"):
         todo.call("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, tag=_USER)
@@ -145,10 +147,20 @@ def _mask(todo: Launcher) -> None:
     todo.call("mount", 0, "/sys", 0, again, 0, on_error=IGNORE)
 
 
-def _become(todo: Launcher, security: Dict[str, Any], mapping: Mapping, keep_groups: bool) -> None:
+def _become(
+    todo: Launcher,
+    security: Dict[str, Any],
+    mapping: Mapping,
+    keep_groups: bool,
+    users_given: bool,
+) -> None:
     uid, gid, groups = security["uid"], security["gid"], security["groups"]
     nested = uid >= mapping.uids or gid >= mapping.gids
-    if nested:
+    if users_given:
+        nested = True
+        todo.call("setns", USERS_FD, syscalls.CLONE_NEWUSER, tag=_USER)
+        todo.call("close", USERS_FD)
+    elif nested:
         # the one id there is (or root, for an id outside the range) gets the wanted number
         todo.call("unshare", syscalls.CLONE_NEWUSER, tag=_USER)
         for path, text in (

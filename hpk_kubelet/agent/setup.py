@@ -24,6 +24,7 @@ from .volumes import container_mounts, inside, prepare_volume
 
 if TYPE_CHECKING:
     from . import podnet
+    from .siblings import Shared
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
 STALE = 60.0  # seconds: younger directories may just be about to be locked
@@ -63,7 +64,14 @@ class PodSetup:
             from .podnet import PodNetwork
 
             self.network = PodNetwork(plan["network"])
-        entered = namespaces.enter(plan["hostname"], rank=bool(rank), network=self.network)
+        self._siblings: "Optional[Shared]" = None
+        if rank:
+            from .siblings import join
+
+            self._siblings = join(plan["agent"]["token"], plan["hostname"], job)
+            entered = namespaces.Entered(self._siblings.mapping, -1)
+        else:
+            entered = namespaces.enter(plan["hostname"], network=self.network)
         mapping = entered.mapping
         if plan.get("sysctls"):
             from .sysctls import set_sysctls
@@ -210,7 +218,10 @@ class PodSetup:
             for path in node_directories(self.runtime.job)
             if path not in own
         ]
-        return spawn(self.runtime, container, mounts, layer, keep_groups=True, rank=True)
+        return spawn(
+            self.runtime, container, mounts, layer, keep_groups=True, own_pid_namespace=False,
+            users=self._siblings.users if self._siblings else -1,
+        )  # fmt: skip
 
     def _mounts(self, container: Dict[str, Any], folder: str, number: int) -> List[Mount]:
         own = {mount["target"].rstrip("/") for mount in container["mounts"]}

@@ -91,6 +91,30 @@ def test_mpi_ranks(ns: Namespace, registry: str, flags: str) -> None:
     assert shown(ns, ns.job("ranks"))["NumTasks"] == "4"
 
 
+def test_ranks_speak_through_shared_memory(ns: Namespace, registry: str) -> None:
+    """With no other transport allowed; two programs beside each other on one node."""
+    script = (
+        "sed 's/^run.*/run 5/' /usr/share/lammps/bench/in.lj > /tmp/in.$PMIX_RANK; "
+        "lmp -in /tmp/in.$PMIX_RANK -log none | grep '^Loop time'; readlink /proc/self/ns/user"
+    )
+    env = [{"name": "OMPI_MCA_btl", "value": "self,sm"}]
+    node = "--ntasks=2 --nodelist=" + ns.user.run("sinfo", "-hN", "-o", "%N").out.split()[0]
+    for name in ("one", "two"):
+        ns.create(
+            pod(name, "sh", "-c", script, image=f"{registry}/mpi:1", container={"env": env},
+                annotations={FLAGS: node, "slurm-job.hpk.io/mpi-flag": "--mpi=pmix"})
+        )  # fmt: skip
+    spaces = set()
+    for name in ("one", "two"):
+        ns.wait_phase(name, "Succeeded", "Failed", timeout=120)
+        lines = ns.logs(name).splitlines()
+        assert any("on 2 procs for 5 steps" in line for line in lines), lines
+        own = {line for line in lines if line.startswith("user:")}
+        assert len(own) == 1  # both ranks' one
+        spaces |= own
+    assert len(spaces) == 2
+
+
 def test_the_first_failing_rank_fails_the_pod(ns: Namespace, registry: str) -> None:
     ns.create(
         pod("broken", "sh", "-c", "exit $((PMIX_RANK == 1 ? 9 : 0))", image=f"{registry}/mpi:1",
