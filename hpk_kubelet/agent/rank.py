@@ -1,8 +1,8 @@
 """One rank of an MPI container, started by srun on whichever node.
 
 Each rank has mounts of its own, shares the other namespaces with the ranks on its node, sees the
-node's /tmp and /dev/shm, where MPI keeps what ranks share, and runs as the user under the user's own
-number: PMIx compares it.
+node's /tmp and /dev/shm, where MPI keeps what ranks share, and runs as the user under the user's
+own number: PMIx compares it.
 """
 
 import contextlib

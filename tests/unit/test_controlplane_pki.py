@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import asyncio
 import datetime as dt
+import errno
 import json
+import os
 import ssl
 from pathlib import Path
 
