@@ -34,12 +34,13 @@ class Collected(NamedTuple):
 
 
 def digests_in_use(pods: Path) -> set[str]:
-    """The images of every pod that has a plan: digests in `pods/*/plan.json`.
+    """The images of every pod that has a plan: digests in `pods/*/plan.json`, and those of
+    ephemeral containers in `pods/*/ephemeral.NAME.json`.
 
     Raises HPKError for a plan that can't be read: nothing may be removed on a guess.
     """
     digests: set[str] = set()
-    for plan in pods.glob("*/plan.json"):
+    for plan in (*pods.glob("*/plan.json"), *pods.glob("*/ephemeral.*.json")):
         try:
             digests.update(_digests(json.loads(plan.read_bytes())))
         except FileNotFoundError:

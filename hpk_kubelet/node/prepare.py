@@ -305,6 +305,7 @@ async def prepare_ephemeral(
     plan = build_plan(alone, inputs)["containers"][0]
     if container.get("targetContainerName"):
         plan["targetContainer"] = container["targetContainerName"]
+    directory.write_ephemeral(plan)
     return plan
 
 

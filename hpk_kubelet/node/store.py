@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpk_kubelet.spec.plan import AgentEvent, Intent, JournalLine, PodPlan, PodState
+from hpk_kubelet.spec.plan import (
+    AgentEvent,
+    ContainerPlan,
+    Intent,
+    JournalLine,
+    PodPlan,
+    PodState,
+)
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = False) -> None:
@@ -101,6 +108,11 @@ class PodDir:
         plan = _read_json(self.path / "plan.json")
         whole = plan is not None and "agent" in plan and self.script.exists()
         return plan if whole else None  # type: ignore[return-value]
+
+    def write_ephemeral(self, plan: ContainerPlan) -> None:
+        """For who must know what runs from which image; the agent has it by its connection."""
+        path = self.path / f"ephemeral.{plan['name']}.json"
+        write_file(path, json.dumps({"containers": [plan]}).encode(), sync=False)
 
     def write_plan(self, plan: PodPlan, script: str | None) -> None:
         """The script goes last: with it the preparation is complete. None leaves the script."""

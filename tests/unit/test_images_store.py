@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images_samples import OCI, FakeRegistry, file, layer, sha256
@@ -19,6 +20,7 @@ from hpk_kubelet.images.auth import Credential, Keyring
 from hpk_kubelet.images.errors import ImagePullError
 from hpk_kubelet.images.manifest import Platform
 from hpk_kubelet.images.store import Image, ImageStore, pulled_message
+from hpk_kubelet.node.store import PodDir
 
 AMD64 = Platform("amd64", "linux")
 
@@ -363,6 +365,9 @@ async def test_gc(registry: FakeRegistry, store: ImageStore, tmp_path: Path) -> 
     (plans / "unplanned").mkdir()
     in_use = gc.digests_in_use(plans)
     assert in_use == {first.digest}
+    debug: Any = {"name": "debug", "image": {"digest": "sha256:another"}}
+    PodDir(plans / "uid").write_ephemeral(debug)
+    assert gc.digests_in_use(plans) == {first.digest, "sha256:another"}
     result = gc.collect(store, in_use, unused=0)
     assert [image.digest for image in result.images] == [second.digest]
     assert result.leftovers == 1
