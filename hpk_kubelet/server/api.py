@@ -20,7 +20,8 @@ from aiohttp import web
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.server.agents import Agent
-from hpk_kubelet.server.log_options import log_state, parse_options
+from hpk_kubelet.server.attach import Attachment, Conversation, ReadLogs
+from hpk_kubelet.server.log_options import LogOptions, log_state, parse_options
 from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.server.pod_logs import LogFiles, pod_log
 from hpk_kubelet.server.port_forward import PROTOCOL, TUNNEL, PortForward
@@ -110,6 +111,7 @@ class KubeletServer:
         self._configuration = dict(configuration)
         self._context = context
         self._log_files = log_files
+        self._read_logs = ReadLogs()
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -167,8 +169,12 @@ class KubeletServer:
         response.enable_chunked_encoding()
         await response.prepare(request)
         try:
+            count = 0
             async for part in pod_log(pod, container, options, self._log_files):
+                count += len(part)
                 await response.write(part)
+            if options == LogOptions():
+                self._read_logs.note((pod.object["metadata"]["uid"], container), count)
         except ConnectionError:
             return response  # the reader has seen enough
         await response.write_eof()
@@ -179,9 +185,12 @@ class KubeletServer:
             pod = self._pod(request)
             container, query = request.match_info["container"], request.query
             state = _container_state(pod.status, container)
-            if "running" not in state:
+            read = self._read_logs.take((pod.object["metadata"]["uid"], container))
+            missed = kind == "attach" and read is not None
+            ended = missed and "terminated" in state
+            if "running" not in state and not ended:
                 raise web.HTTPInternalServerError(text=f'container not found ("{container}")')
-            if pod.agent is None:
+            if pod.agent is None and not ended:
                 raise web.HTTPServiceUnavailable(text=NO_AGENT)
             wanted = _streams(query)
             arguments: dict[str, Any] = {
@@ -191,10 +200,15 @@ class KubeletServer:
             }
             if kind == "exec":
                 arguments["command"] = query.getall("command", [])
-            if not wants_spdy(request):
-                return await proxy(request, pod.agent.open(kind, **arguments))
-            pipe = await raw_pipe(request, SPDY_PROTOCOLS)
-            await SpdyExec(pipe, pod.agent.open(kind, **arguments), wanted).serve()
+            pipe = await raw_pipe(request, SPDY_PROTOCOLS) if wants_spdy(request) else None
+            agent = None if ended else pod.agent
+            stream: Conversation | None = agent.open(kind, **arguments) if agent else None
+            if missed or stream is None:
+                log = pod_log(pod, container, LogOptions(), self._log_files)
+                stream = Attachment(stream, log, read or 0)
+            if pipe is None:
+                return await proxy(request, stream)
+            await SpdyExec(pipe, stream, wanted).serve()
             return pipe.response
 
         return handle

@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from hpk_kubelet.agent.wire import ERROR, STDERR, STDOUT
-from hpk_kubelet.server.agents import AgentGone, Stream
+from hpk_kubelet.server.agents import AgentGone
+from hpk_kubelet.server.attach import Conversation
 
 PROTOCOLS = (
     "v5.channel.k8s.io",
@@ -64,7 +65,7 @@ class Channels:
     async def close(self) -> None:
         await self._socket.close()
 
-    async def received(self, stream: Stream) -> None:
+    async def received(self, stream: Conversation) -> None:
         """Passes on what the client says, until it leaves."""
         async for message in self._socket:
             if not message.data:
@@ -88,7 +89,7 @@ def old_status(data: bytes) -> bytes:
     return b"" if status.get("status") == "Success" else str(status.get("message", "")).encode()
 
 
-async def proxy(request: web.Request, stream: Stream) -> web.StreamResponse:
+async def proxy(request: web.Request, stream: Conversation) -> web.StreamResponse:
     """Upgrades the request and carries both directions until the agent ends the stream or the
     client leaves."""
     socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=_MAX_MESSAGE)
@@ -120,7 +121,7 @@ async def proxy(request: web.Request, stream: Stream) -> web.StreamResponse:
     return socket
 
 
-async def _from_client(channels: Channels, stream: Stream) -> None:
+async def _from_client(channels: Channels, stream: Conversation) -> None:
     try:
         await channels.received(stream)
     except AgentGone:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 
 from hpk_kubelet.agent.wire import CLOSE, ERROR, RESIZE, STDERR, STDIN, STDOUT
-from hpk_kubelet.server.agents import AgentGone, Stream
+from hpk_kubelet.server.agents import AgentGone
+from hpk_kubelet.server.attach import Conversation
 from hpk_kubelet.server.proxy import failure
 from hpk_kubelet.server.spdy import SpdyError
 from hpk_kubelet.server.spdy_connection import SpdyConnection, SpdyStream
@@ -29,7 +30,7 @@ _CREATION_TIMEOUT = 30.0
 class SpdyExec:
     """One command or attachment. `wanted`: the streams the client opens besides `error`."""
 
-    def __init__(self, pipe: Pipe, stream: Stream, wanted: set[str]) -> None:
+    def __init__(self, pipe: Pipe, stream: Conversation, wanted: set[str]) -> None:
         self._pipe = pipe
         self._stream = stream
         self._wanted = wanted | {"error"}

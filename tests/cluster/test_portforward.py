@@ -172,3 +172,11 @@ def test_a_tunnel_leads_to_the_api_through_the_job(ns: Namespace, busybox: str) 
     finally:
         tunnel.terminate()
         tunnel.communicate()
+
+
+def test_a_quick_command_of_kubectl_run_is_printed_once(ns: Namespace, busybox: str) -> None:
+    """Whether kubectl attached in time, or came when the container had ended."""
+    run = ("run", "--restart=Never", "-i", "--rm", "-q", f"--image={busybox}")
+    for name, command in (("quick", "echo once"), ("reads", "cat; echo once")):
+        done = ns.kubectl(*run, name, "--", "sh", "-c", command, stdin="given\n")
+        assert done.out.count("once") == 1 and done.out.count("given") == (name == "reads")
