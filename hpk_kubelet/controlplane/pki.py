@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk_kubelet.controlplane.files import make_private_dir, write_private
+from hpk_kubelet.errors import HPKError
 
 if TYPE_CHECKING:  # cryptography costs 60 ms: only a function that needs it imports it
     from cryptography import x509
@@ -68,8 +69,12 @@ class Pki:
         return KeyPair(self.directory / f"{name}.crt", self.directory / f"{name}.key")
 
     def authority(self, pair: KeyPair) -> KeyPair:
-        """Makes the authority at `pair` if there is none yet. Its name is the file's."""
-        if not (pair.cert.exists() and pair.key.exists()):
+        """Makes the authority at `pair` if there is none yet. Its name is the file's.
+
+        The certificate is written last. One without its key was lost by someone: another in its
+        place would cut off every pod that runs.
+        """
+        if not pair.cert.exists():
             _write_authority(pair)
         return pair
 
@@ -218,7 +223,13 @@ def _write_leaf(pair: KeyPair, leaf: Leaf, authority: KeyPair) -> None:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID as Eku
 
-    ca_cert, ca_key = _load(authority)
+    try:
+        ca_cert, ca_key = _load(authority)
+    except (OSError, ValueError) as e:
+        raise HPKError(
+            f"the authority in {authority.cert} and {authority.key} can't be read ({e}); restore "
+            f"both from a backup, or start a new cluster: remove {authority.cert.parent.parent}"
+        ) from None
     key = _new_key()
     purposes = [Eku.SERVER_AUTH] * leaf.server + [Eku.CLIENT_AUTH] * leaf.client
     builder = (

@@ -52,6 +52,20 @@ def test_a_good_certificate_is_kept(pki: Pki) -> None:
     assert kubelet_server(pki, ["10.0.0.1", "n1"]).cert.read_bytes() == first
 
 
+@pytest.mark.parametrize("lost", ["ca.crt", "ca.key"])
+def test_an_authority_that_was_damaged_is_never_replaced(pki: Pki, lost: str) -> None:
+    kubelet_server(pki, ["n1"])
+    before = pki.ca.cert.read_bytes()
+    (pki.directory / lost).write_text("")
+    with pytest.raises(HPKError, match=r"the authority in .*ca\.crt .* can't be read"):
+        kubelet_server(pki, ["n2"])
+    if lost == "ca.key":
+        pki.ca.key.unlink()
+        with pytest.raises(HPKError, match="No such file"):
+            kubelet_server(pki, ["n2"])
+        assert pki.ca.cert.read_bytes() == before
+
+
 def test_another_node_gets_another_certificate(pki: Pki) -> None:
     first = kubelet_server(pki, ["n1", "10.0.0.1"]).cert.read_bytes()
     cert = certificate(kubelet_server(pki, ["n2", "10.0.0.2"]))
@@ -87,7 +101,7 @@ def test_a_damaged_pair_is_made_again(pki: Pki, damage: str) -> None:
 
 def test_a_new_authority_replaces_what_the_old_one_signed(pki: Pki) -> None:
     first = pki.leaf("x", Leaf("x")).cert.read_bytes()
-    pki.ca.key.unlink()
+    pki.ca.cert.unlink()
     assert pki.leaf("x", Leaf("x")).cert.read_bytes() != first
 
 
