@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hpk_kubelet.config import Config, Paths, load_config
@@ -60,3 +62,17 @@ def test_values_that_are_right(tmp_path: Path) -> None:
     )
     config = load_config(paths)
     assert config.images.insecure_registries == ("r.example:5000", "localhost", "[::1]:5000")
+
+
+def settings(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from settings(field.type, f"{prefix}{field.encode_name}.")
+        else:
+            yield prefix + field.encode_name
+
+
+def test_the_documentation_lists_every_setting_and_no_other() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
+    table = text[text.index("| key | default |") :].partition("\n\n")[0].splitlines()[2:]
+    assert sorted(row.split("`")[1] for row in table) == sorted(settings(Config))
