@@ -44,11 +44,11 @@ def test_probes_over_the_network(ns: Namespace, registry: str, busybox: str) -> 
         ),
         server(
             "web", 8080, web,
-            # follows to /healthz on the same host, and not to another one
-            startupProbe={"httpGet": {"port": 8080, "path": "/redirect?loc=%2Fhostname"},
+            # follows on the same host, and not to another one
+            startupProbe={"httpGet": {"port": 8080, "path": "/redirect?location=%2Fhostname"},
                           "failureThreshold": 30},
             livenessProbe={"httpGet": {"port": 8080,
-                                       "path": "/redirect?loc=http%3A%2F%2F0.0.0.0%2F"}},
+                                       "path": "/redirect?location=http%3A%2F%2F0.0.0.0%2F"}},
         ),
         {
             "name": "wrong", "image": busybox, "command": ["sleep", "1000"],
