@@ -144,7 +144,7 @@ class Connection:
                     elif message["type"] == "limit":
                         self._pod.limit(message["activeDeadlineSeconds"])
                     elif message["type"] == "container":
-                        self._pod.add_ephemeral(message["container"])
+                        self._pod.take_container(message["container"])
                     elif message["type"] == "network":
                         if self._pod.setup.network is not None:
                             self._pod.setup.network.tell(message["facts"])

@@ -247,10 +247,14 @@ class Pod:
         for task in list(self._tasks):
             task.cancel()
 
-    def add_ephemeral(self, container: Dict[str, Any]) -> None:
-        """Starts a container that nothing waits for; it ends with the others."""
+    def take_container(self, container: Dict[str, Any]) -> None:
+        """One that is new is started (nothing waits for it, and it ends with the others); one with
+        another image than it runs with is restarted."""
         name = container["name"]
-        if name in self.runners or self.stopping.is_set():
+        if self.stopping.is_set():
+            return
+        if name in self.runners:
+            self.runners[name].replace(container)
             return
         runner = self.runners[name] = Runner(self, container, False)
         runner.state["waiting"] = {"reason": "ContainerCreating"}

@@ -57,7 +57,8 @@ class Facts:
     rejected: tuple[str, str] | None = None
     waiting: Waiting | None = None  # while there is no job
     container_waiting: dict[str, Waiting] = field(default_factory=dict)
-    ephemeral_plans: dict[str, ContainerPlan] = field(default_factory=dict)  # by name
+    # by name: ephemeral containers and those with another image than at first
+    changed_plans: dict[str, ContainerPlan] = field(default_factory=dict)
     asked: float = 0.0  # time.monotonic() when the pod was first asked to end
     start_time: float = 0.0
     sent: Object | None = None  # the status that was computed last
@@ -186,9 +187,10 @@ class Facts:
         )
 
     def _image_ids(self) -> dict[str, str]:
-        plans = list(self.ephemeral_plans.values())
+        plans: list[ContainerPlan] = []
         if self.plan is not None:
             plans += (*self.plan["initContainers"], *self.plan["containers"])
+        plans += self.changed_plans.values()
         return {c["name"]: c["image"]["id"] for c in plans}
 
     def say(

@@ -9,11 +9,11 @@ import time
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node import verdict
+from hpk_kubelet.node.changes import Changes
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action, Progress, Want, decide
 from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.ending import Ending
-from hpk_kubelet.node.ephemeral import Ephemeral
 from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.jobs import active
 from hpk_kubelet.node.prepare import refresh_volumes
@@ -32,7 +32,7 @@ _VERDICT = 20.0  # seconds that Slurm has to say why it told an agent to end
 _OWN_RETRY = (Action.PREPARE, Action.SUBMIT, Action.CANCEL)  # their results come later
 
 
-class Pod(Starting, Ending, Ephemeral):
+class Pod(Starting, Ending, Changes):
     """Started with `start`; lives until the pod's object, job and directory are gone."""
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class Pod(Starting, Ending, Ephemeral):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        await self.stop_ephemeral()
+        await self.stop_changes()
 
     # --- news
 
@@ -158,22 +158,8 @@ class Pod(Starting, Ending, Ephemeral):
                 self._refresh_due = now + random.uniform(*REFRESH)
                 self._refreshing = asyncio.create_task(self._refresh())
             pause = min(pause, max(1.0, self._refresh_due - now))
-            pause = min(pause, self.begin_ephemeral())
-            self._limit()
+            pause = min(pause, self.begin_changes())
         return pause
-
-    def _limit(self) -> None:
-        """activeDeadlineSeconds may be set or shortened while the pod runs."""
-        assert self.pod is not None
-        if self.agent is None or self.plan is None:
-            return
-        active = self.pod["spec"].get("activeDeadlineSeconds")
-        known = self.plan.get("activeDeadlineSeconds")
-        if self._limited is not None and self._limited[0] is self.agent:
-            known = self._limited[1]
-        if active != known:
-            self.agent.limit(active)
-            self._limited = (self.agent, active)
 
     def _tell(self) -> float:
         """Hands the status to the writer if it says something new; answers when to come back."""

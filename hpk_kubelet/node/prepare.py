@@ -267,9 +267,10 @@ async def prepare(
     return Prepared(plan, tokens)
 
 
-async def prepare_ephemeral(
+async def prepare_container(
     pod: Object,
     container: Object,
+    path: str,
     node: Node,
     site: Site,
     directory: PodDir,
@@ -277,11 +278,13 @@ async def prepare_ephemeral(
     say: Say,
     services: Sequence[Object],
 ) -> ContainerPlan:
-    """What the agent of a running pod needs to start one ephemeral container: it is planned as the
-    only container of a pod that is never restarted. Raises as `prepare` does."""
-    spec = {**pod["spec"], "restartPolicy": "Never", "initContainers": []}
-    alone = {**pod, "spec": {**spec, "containers": [container]}}
-    path = f"spec.ephemeralContainers{{{container['name']}}}"
+    """What the agent of a running pod needs to start one more container, or one anew with another
+    image: it is planned as the only one of its pod. `path`: its field path; an ephemeral one is
+    never restarted. Raises as `prepare` does."""
+    spec = {**pod["spec"], "initContainers": [], "containers": [container]}
+    if path.startswith("spec.ephemeralContainers"):
+        spec["restartPolicy"] = "Never"
+    alone = {**pod, "spec": spec}
     images = await pull_images(pod, node, site, say, [(container, path)])
     found, _ = await fetch_inputs(alone, node, site, directory.path, {})
     volumes = resolve_volumes(alone, found)

@@ -73,8 +73,8 @@ class Worker(Facts):
         self._told_seq = -1
         self._ran = False
         self._limited: tuple[object, int | None] | None = None  # what an agent was told
-        self._handing: dict[str, asyncio.Task[None]] = {}  # ephemeral containers being prepared
-        self._ephemeral_retries: dict[str, Backoff] = {}
+        self._handing: dict[str, asyncio.Task[None]] = {}  # containers being prepared
+        self._change_retries: dict[str, Backoff] = {}
         self.untold: list[AgentEvent] = []  # of the journal, read before the object was known
 
     def wake(self) -> None:

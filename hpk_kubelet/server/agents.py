@@ -147,8 +147,8 @@ class Agent:
         """activeDeadlineSeconds, counted from the pod's startTime as ever."""
         self.send({"type": "limit", "activeDeadlineSeconds": active})
 
-    def start_container(self, plan: ContainerPlan) -> None:
-        """An ephemeral container; one whose name the agent knows already is not started again."""
+    def take_container(self, plan: ContainerPlan) -> None:
+        """An ephemeral container, or another image for one of the pod's. Again without effect."""
         self.send({"type": "container", "container": plan})
 
     def network(self, facts: NetworkFacts) -> None:

@@ -255,6 +255,7 @@ class ContainerState(TypedDict):
     running: NotRequired[dict[str, float]]  # {"startedAt": Unix seconds}
     terminated: NotRequired[Terminated]
     lastTerminated: NotRequired[Terminated]
+    image: NotRequired[str]  # its reference, once another one has replaced the plan's
     restartCount: int
     started: bool  # startup probe passed (or none), postStart done
     ready: bool  # readiness probe's word (or none: running)

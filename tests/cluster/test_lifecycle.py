@@ -150,3 +150,27 @@ def test_sidecars_end_last_and_in_reverse(ns: Namespace, busybox: str) -> None:
     assert [words[-2] for words in last.values()] == ["main", "second", "first"]
     times = [float(words[-1]) for words in last.values()]
     assert times == sorted(times)
+
+
+def test_another_image_restarts_the_container(ns: Namespace, registry: str, busybox: str) -> None:
+    again = busybox.replace("/busybox:1", "/agnhost:2.63.0")
+    ns.create(
+        pod(
+            "renewed", "sh", "-c", "ls /agnhost; exec sleep 1000", image=busybox,
+            restartPolicy="Never", terminationGracePeriodSeconds=1,
+        )
+    )  # fmt: skip
+    ns.wait_ready("renewed")
+    job = ns.job("renewed")
+    ns.kubectl("set", "image", "pod/renewed", f"main={again}")
+    eventually(
+        "it runs the other image",
+        lambda: (
+            container(ns, "renewed").get("restartCount") == 1
+            and "running" in container(ns, "renewed")["state"]
+        ),
+    )
+    assert ns.logs("renewed").strip() == "/agnhost"
+    assert container(ns, "renewed")["imageID"].startswith(again.partition(":2")[0] + "@sha256:")
+    assert ns.job("renewed") == job
+    assert any("definition changed" in event["message"] for event in ns.events("renewed"))
