@@ -39,9 +39,9 @@ class Gone(Exception):
 
 
 def send(to: socket.socket, message: Dict[str, Any], fds: Optional[Sequence[int]] = None) -> None:
-    """Gone if nobody receives any more."""
+    """Gone if nobody receives any more, or has not for long: a keeper never waits for another."""
     try:
-        socket.send_fds(to, [json.dumps(message).encode()], list(fds or ()))
+        socket.send_fds(to, [json.dumps(message).encode()], list(fds or ()), socket.MSG_DONTWAIT)
     except OSError as e:
         raise Gone(str(e)) from None
 

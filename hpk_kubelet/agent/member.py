@@ -9,6 +9,7 @@ on stderr.
 
 import json
 import os
+import select
 import sys
 
 from . import syscalls
@@ -42,7 +43,17 @@ def hold(spec: str) -> int:
         note(str(e))
         return 1
     print(json.dumps({"ip": place.ip, "pid": os.getpid(), "hostIP": place.host_ip}), flush=True)
-    for line in sys.stdin:
-        pod.tell(json.loads(line)["facts"])
-    pod.close()
-    return 0
+    lines = b""
+    while True:
+        for ready in select.select([sys.stdin, pod], [], [])[0]:
+            if ready is pod:
+                if not pod.hear():
+                    return 1  # started anew, with a keeper
+                continue
+            data = os.read(0, 1 << 16)
+            if not data:
+                pod.close()
+                return 0
+            *whole, lines = (lines + data).split(b"\n")
+            for line in whole:
+                pod.tell(json.loads(line)["facts"])

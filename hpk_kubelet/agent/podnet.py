@@ -9,6 +9,7 @@ import struct
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import syscalls
+from .journal import note
 from .keeper import Gone, receive, send, start_keeper
 from .namespaces import Mapping, NamespaceError, map_identity
 from .netlink import Netlink
@@ -109,6 +110,20 @@ class PodNetwork:
         """News of the cluster's, for whoever runs the node network."""
         with contextlib.suppress(Gone):
             send(self._talk, {"facts": facts})
+
+    def fileno(self) -> int:
+        """Readable when the keeper says something, which `hear` takes."""
+        return self._talk.fileno()
+
+    def hear(self) -> bool:
+        """Takes a message nobody waits for any more (the keeper itself tells its job's output what
+        went wrong); False if there will be none: the keeper ended."""
+        try:
+            receive(self._talk)
+        except Gone:
+            note("the node network's keeper ended: this pod can't help to keep it any more")
+            return False
+        return True
 
     def close(self) -> None:
         """The pod is over."""

@@ -49,6 +49,9 @@ async def _supervise(starting: "Starting") -> int:
     connection = Connection(pod)
     pod.publish = connection.publish
     link = loop.create_task(connection.run())
+    if setup.network is not None:
+        network = setup.network
+        loop.add_reader(network, lambda: network.hear() or loop.remove_reader(network))
     ports = hostports.start(setup) if setup.bound else None
     watch = loop.create_task(limits.watch(pod))
     try:
@@ -60,6 +63,8 @@ async def _supervise(starting: "Starting") -> int:
     link.cancel()
     if ports:
         ports.close()
+    if setup.network is not None:
+        loop.remove_reader(setup.network)
     watch.cancel()
     await asyncio.gather(link, watch, return_exceptions=True)
     setup.clear()
