@@ -139,7 +139,8 @@ def _of_containers(spec: Object) -> Iterator[Unsupported]:
                 )
         context = container.get("securityContext") or {}
         added = {
-            name.removeprefix("CAP_") for name in (context.get("capabilities") or {}).get("add", [])
+            name.removeprefix("CAP_")
+            for name in (context.get("capabilities") or {}).get("add") or []
         }
         if without := sorted(added & _OF_THE_MACHINE):
             yield Unsupported(
