@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.inputs import Object
 from hpk_kubelet.spec.phase import Phase
+from hpk_kubelet.spec.quantity import parse_quantity
 from hpk_kubelet.spec.restart import is_sidecar
 
-OWNED = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+RESIZE = "PodResizePending"
+OWNED = (
+    RESIZE,
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+)
 
 _COMPLETED = {"status": "True", "reason": "PodCompleted"}
 _TERMINAL = {
@@ -39,6 +49,12 @@ def pod_conditions(
         "ContainersReady": containers_ready,
         "PodScheduled": {"status": "True"},
     }
+    if _is_resized(pod, statuses):
+        ours[RESIZE] = {
+            "status": "True",
+            "reason": "Infeasible",
+            "message": "a Slurm job keeps the size it was given; a new pod gets the new one",
+        }
     generation = pod["metadata"].get("generation")
     conditions = []
     for type_, condition in ours.items():
@@ -97,6 +113,29 @@ def _ready(pod: Object, foreign: list[Object], containers_ready: Object) -> Obje
     if not messages:
         return {"status": "True"}
     return {"status": "False", "reason": "ReadinessGatesNotReady", "message": ", ".join(messages)}
+
+
+def _is_resized(pod: Object, statuses: Mapping[str, Object]) -> bool:
+    """Whether the spec asks for other resources than a container was started with."""
+    for container in pod["spec"]["containers"]:
+        status = statuses.get(container["name"])
+        if status is None or "running" not in status["state"]:
+            continue
+        for kind in ("requests", "limits"):
+            wanted = (container.get("resources") or {}).get(kind) or {}
+            given = (status.get("resources") or {}).get(kind) or {}
+            if {k: _number(v) for k, v in wanted.items()} != {
+                k: _number(v) for k, v in given.items()
+            }:
+                return True
+    return False
+
+
+def _number(text: str) -> object:
+    try:
+        return parse_quantity(text)
+    except HPKError:
+        return text
 
 
 def _unless(unknown: list[str], word: str, bad: list[str], reason: str) -> Object:

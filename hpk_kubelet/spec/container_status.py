@@ -81,10 +81,11 @@ def _status(pod: Object, container: Object, observed: Observed, *, init: bool) -
         _fill(status, state, observed, observed.state["jobId"])
     if status.get("containerID"):
         status["imageID"] = observed.image_ids.get(name, "")
-        if container.get("resources"):
-            status["resources"] = container["resources"]
-            if container["resources"].get("requests"):
-                status["allocatedResources"] = container["resources"]["requests"]
+        resources = _allocated(pod, container)
+        if resources:
+            status["resources"] = resources
+            if resources.get("requests"):
+                status["allocatedResources"] = resources["requests"]
     if not status["state"]:
         status["state"] = {"waiting": _waiting(pod, name, state, observed)}
     if state and "running" in status["state"]:
@@ -94,6 +95,18 @@ def _status(pod: Object, container: Object, observed: Observed, *, init: bool) -
         terminated = status["state"].get("terminated")
         status["ready"] = terminated is not None and terminated["exitCode"] == 0
     return status
+
+
+def _allocated(pod: Object, container: Object) -> Object:
+    """What the container was started with, whatever the spec says by now: a job keeps its size."""
+    status = pod.get("status") or {}
+    for key in ("containerStatuses", "initContainerStatuses"):
+        for previous in status.get(key) or []:
+            if previous["name"] == container["name"] and previous.get("containerID"):
+                kept: Object = previous.get("resources") or {}
+                return kept
+    wanted: Object = container.get("resources") or {}
+    return wanted
 
 
 def _fill(status: Object, state: ContainerState, observed: Observed, job: str) -> None:

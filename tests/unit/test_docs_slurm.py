@@ -41,7 +41,9 @@ def reason_table():
         f"| `{word}` | `{'SlurmPending' if word == 'None' else 'Slurm' + word}` | {why} |"
         for word, why in states._REASONS.items()
     ]
-    rows += [f"| `{p.pattern}…` | `Slurm` and Slurm's word | {why} |" for p, why in states._FAMILIES]
+    rows += [
+        f"| `{p.pattern}…` | `Slurm` and Slurm's word | {why} |" for p, why in states._FAMILIES
+    ]
     return rows
 
 

@@ -456,3 +456,21 @@ def test_ephemeral_containers_have_a_status_of_their_own() -> None:
     assert "running" in one["state"] and one["ready"] is False and "started" not in one
     assert [s["name"] for s in result["containerStatuses"]] == ["main"]
     assert result["phase"] == "Running"
+
+
+def test_a_resize_is_said_to_be_infeasible() -> None:
+    def sized(cpu: str) -> Object:
+        return pod(container(resources={"requests": {"cpu": cpu}}))
+
+    before = sized("1")
+    before["status"] = status(before, agent_says(main=running()))
+    assert "PodResizePending" not in [c["type"] for c in before["status"]["conditions"]]
+    for cpu, pending in (("1000m", False), ("2", True), ("1", False)):
+        after = sized(cpu)
+        after["status"] = before["status"]
+        before["status"] = result = status(after, agent_says(main=running()))
+        assert result["containerStatuses"][0]["allocatedResources"] == {"cpu": "1"}
+        types = {c["type"]: c for c in result["conditions"]}
+        assert ("PodResizePending" in types) is pending, cpu
+        if pending:
+            assert types["PodResizePending"]["reason"] == "Infeasible"
