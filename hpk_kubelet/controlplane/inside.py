@@ -87,6 +87,14 @@ def dns_manifests(target: str) -> list[Manifest]:
     ]
 
 
+async def _make_room(client: ApiClient) -> None:
+    """Removes a Service of that name without the address: an address can't be changed."""
+    path = "/api/v1/namespaces/kube-system/services/kube-dns"
+    status, body = await client.request("GET", path)
+    if status == 200 and json.loads(body)["spec"].get("clusterIP") != DNS_ADDRESS:
+        await client.request("DELETE", path)
+
+
 class Egress:
     """The listening socket of the proxy: abstract, so that nothing is left on any disk; the proxy
     looks at its clients' uid. It outlives the proxy's restarts."""
@@ -165,6 +173,7 @@ class Inside:
         self.processes.append(process)
         try:
             await process.start()
+            await _make_room(client)
             await apply_manifests(client, dns_manifests(place.ip))
         except (HPKError, OSError) as e:
             self._say(f"the cluster's DNS: {e}")

@@ -4,6 +4,7 @@ the control job's own place in it."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -90,6 +91,7 @@ class PodNetwork:
                 ca=str(pki.etcd_ca.cert),
                 cert=str(client.cert),
                 key=str(client.key),
+                started=time.time_ns(),
             ),
             api=ApiFacts(
                 address=SERVICE_API,

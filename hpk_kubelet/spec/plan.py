@@ -119,6 +119,9 @@ class EtcdFacts(TypedDict):
     ca: str  # paths
     cert: str
     key: str
+    # Nanoseconds. A watch of flanneld's that etcd's end broke is lost once what it began with was
+    # compacted (it asks for that for ever), so with another etcd, flanneld is started anew.
+    started: int
 
 
 class DnsFacts(TypedDict):
