@@ -127,6 +127,7 @@ class Paths:
         self.pki = self.home / "pki"
         state = os.environ.get("HPK_STATE")
         self.etcd = (Path(state).absolute() if state else self.home) / "etcd"
+        self.backups = self.home / "backup"  # copies of etcd's data
         self.log = self.home / "log"  # one file per component
         self.run = self.home / "run"
         self.control = self.run / "control.json"  # which job is the control job, where its API is

@@ -271,7 +271,7 @@ async def list_jobs(paths: Paths) -> list[PodJob]:
         raise HPKError(f"the API does not answer ({NOT_RUNNING})") from None
     user = str(os.getuid())
     listing = jobs.run_slurm(
-        ["squeue", "-h", "-u", user, "-t", "all", "-o", "%i|%T|%N|%r|%P|%C|%k"]
+        ["squeue", "-h", "-r", "-u", user, "-t", "all", "-o", "%i|%T|%N|%r|%P|%C|%k"]
     )
     return pair(listing, pods)
 

@@ -16,6 +16,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import bulk
+
 ROOT = Path(__file__).parents[2]
 SANDBOX = str(ROOT / "bootstrap" / "sandbox")
 
@@ -29,8 +31,8 @@ def sandbox(*argv: str, user: str = "alice") -> str:
     ).stdout
 
 
-def inside(*argv: str) -> dict:
-    program = "/opt/hpk/src/tests/bench/inside.py"
+def inside(*argv: str, module: str = "inside") -> dict:
+    program = f"/opt/hpk/src/tests/bench/{module}.py"
     result: dict = json.loads(sandbox("/opt/hpk/venv/bin/python", program, *argv))
     return result
 
@@ -178,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=25)
     parser.add_argument("--pods", type=int, default=100)
+    parser.add_argument("--bulk", type=int, default=1000)
     options = parser.parse_args()
     registry = subprocess.run(
         [SANDBOX, "registry"], check=True, capture_output=True, text=True
@@ -204,6 +207,7 @@ def main() -> None:
             "",
             start(image, rootfs, options.pairs),
             many(image, rootfs, options.pods),
+            bulk.section(inside(str(options.bulk), image, module="bulk"), options.bulk),
             control(),
         ]
     )
