@@ -41,6 +41,7 @@ class Runner:
             together = [name for name in due if "[Serial]" not in name]
             # tests of one kind would otherwise all wait for the same thing at the same time
             random.Random(len(names)).shuffle(together)
+            together.sort(key=lambda name: "[Slow]" not in name)
             alone = [name for name in due if "[Serial]" in name]
             self._done, self._all = 0, len(due)
             if due and attempt > 1:
