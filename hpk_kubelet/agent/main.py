@@ -16,6 +16,15 @@ from .volumes import VolumeError
 PLAN_VERSION = 2
 REFRESH_AFTER = 60.0
 FIRST_PATIENCE, PATIENCE = 5.0, 1.0  # seconds for the pod's network, before it is said
+PORT_PATIENCE = 60.0  # seconds for a port of the node to become free, before the pod is rejected
+
+
+class Rejected(Exception):
+    """The pod can't run on this node: the kubelet's reason, and why."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__("Pod was rejected: " + why)
+        self.reason = reason
 
 
 class Starting:
@@ -86,7 +95,7 @@ def main(argv: List[str]) -> int:
 
         return supervise(starting)
     except Exception as e:
-        if not isinstance(e, (NamespaceError, StartError)):
+        if not isinstance(e, (NamespaceError, StartError, Rejected)):
             import traceback
 
             traceback.print_exc()
@@ -152,7 +161,7 @@ def connect(starting: Starting) -> bool:
     from .podnet import NetworkNotReady
     from .ports import PortTaken
 
-    said = ""
+    said, began = "", time.monotonic()
     patience = FIRST_PATIENCE
     while not starting.terminated:
         try:
@@ -170,6 +179,9 @@ def connect(starting: Starting) -> bool:
                 }  # fmt: skip
                 starting.journal.write(waiting_state(starting.plan, said), [event])
             if isinstance(e, PortTaken):
+                if time.monotonic() - began > PORT_PATIENCE:
+                    # Slurm chose the node without knowing; a controller's next pod may fare better.
+                    raise Rejected("NodePorts", "Predicate NodePorts failed: %s" % e) from None
                 time.sleep(PATIENCE)
         patience = PATIENCE
     return False
@@ -187,9 +199,9 @@ def give_up(starting: Starting, error: Exception) -> int:
             "startedAt": starting.started_at,
             "containers": {},
             "finished": True,
-            "reason": "AgentError",
+            "reason": error.reason if isinstance(error, Rejected) else "AgentError",
             "message": "%s: %s" % (type(error).__name__, error)
-            if not isinstance(error, (NamespaceError, StartError))
+            if not isinstance(error, (NamespaceError, StartError, Rejected))
             else str(error),
         },
         [],
