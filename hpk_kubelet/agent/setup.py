@@ -165,8 +165,10 @@ class PodSetup:
         name = container["name"]
         folder = os.path.join(self.scratch, "runs", "%s-%d" % (name, number))
         layer: Optional[str] = None
+        if os.path.isdir(folder):
+            self._discard(name, number, folder)  # of a try that failed
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder)
             if not container["security"]["readOnlyRootFilesystem"]:
                 layer = os.path.join(folder, "layer")
                 os.mkdir(layer)
@@ -254,16 +256,20 @@ class PodSetup:
 
     def forget(self, name: str, run: Run) -> None:
         """Removes what one run left on the node."""
-        staging = os.path.join(self.mounts, "staging", "%s-%d" % (name, run.number))
+        self._discard(name, run.number, run.folder)
+
+    def _discard(self, name: str, number: int, folder: str) -> None:
+        staging = os.path.join(self.mounts, "staging", "%s-%d" % (name, number))
         try:
             for entry in os.listdir(staging):
                 syscalls.umount(os.path.join(staging, entry), syscalls.MNT_DETACH)
+            remove_tree(staging)
         except FileNotFoundError:
             pass
         except OSError as e:
             note("a mount of container %s stays until the job ends: %s" % (name, e))
         try:
-            remove_tree(run.folder)
+            remove_tree(folder)
         except OSError as e:
             note("the writable layer of container %s stays: %s" % (name, e))
 
