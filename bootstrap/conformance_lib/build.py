@@ -19,7 +19,9 @@ PACKAGES = {
     "nonewprivs": "k8s.io/kubernetes/test/images/nonewprivs",
     "sample-apiserver": "k8s.io/sample-apiserver",
 }
-SANDBOX = ("--immediate", "--partitions", "main=node1,debug=node2")
+SANDBOX = (
+    "--immediate", "--partitions", "main=node1,debug=node2", "--cpus", "128", "--memory", "128000",
+)  # fmt: skip
 REPOSITORIES = (
     "promoterE2eRegistry", "buildImageRegistry", "gcEtcdRegistry", "gcRegistry",
     "dockerLibraryRegistry",
