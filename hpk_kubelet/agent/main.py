@@ -27,6 +27,14 @@ class Rejected(Exception):
         self.reason = reason
 
 
+class Rejected(Exception):
+    """This node does not take the pod; the kubelet's reason and message."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class Starting:
     """What the fast path hands to the event loop."""
 
@@ -168,6 +176,12 @@ def connect(starting: Starting) -> bool:
             starting.setup.connect(patience)
             return True
         except (NetworkNotReady, PortTaken) as e:
+            if isinstance(e, PortTaken) and e.own:
+                # as the kubelet, which admits no second pod with a port: its controller makes one
+                # that may come to another node
+                raise Rejected(
+                    "NodePorts", "Pod was rejected: Predicate NodePorts failed: %s" % e
+                ) from None
             words = str(e) if isinstance(e, PortTaken) else "the pod network: %s" % e
             if words != said:
                 from .refresh import waiting_state

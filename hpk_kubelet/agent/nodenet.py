@@ -169,7 +169,7 @@ def rules(facts: Dict[str, Any], host_ip: str) -> str:
     """The translation of addresses, for nft(8); it replaces what was there."""
     pods = facts["podCIDR"]
     dns, api = facts.get("dns") or {}, facts.get("api")
-    lines = ["ip daddr %s dnat to %s" % (host_ip, NODE)]
+    lines = []
     if api:
         # a connection is translated once: what leads to the node itself must say so here
         target = NODE if api["target"] == host_ip else api["target"]
@@ -192,8 +192,13 @@ table ip hpk {
  chain from-pods {
   %s
  }
+ chain node {
+  # after kube-proxy, whose node ports are at the node's address
+  type nat hook prerouting priority dstnat + 5
+  ip saddr %s ip daddr %s dnat to %s
+ }
  chain output {
-  type nat hook output priority dstnat
+  type nat hook output priority dstnat + 5
   ip daddr %s dnat to %s
  }
  chain postrouting {
@@ -206,7 +211,7 @@ table ip hpk {
  }
 }
 """
-        % (pods, "\n  ".join(lines), host_ip, NODE, INTERFACE, pods, pods)
+        % (pods, "\n  ".join(lines), pods, host_ip, NODE, host_ip, NODE, INTERFACE, pods, pods)
     )
 
 

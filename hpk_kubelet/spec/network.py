@@ -16,8 +16,7 @@ from hpk_kubelet.spec.plan import (
 
 _HOSTNAME_MAX = 63
 _LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_HOSTS = """# Kubernetes-managed hosts file.
-127.0.0.1\tlocalhost
+_HOSTS = """127.0.0.1\tlocalhost
 ::1\tlocalhost ip6-localhost ip6-loopback
 fe00::0\tip6-localnet
 fe00::0\tip6-mcastprefix
@@ -80,9 +79,14 @@ def hosts_plan(pod: Object, hostname: str, domain: str, network: NetworkPlan) ->
         for alias in spec.get("hostAliases") or []
     ]
     aliases = "\n# Entries added by HostAliases.\n" + "".join(entries) if entries else ""
+    if uses_host(pod):
+        header = "# Kubernetes-managed hosts file (host network).\n"
+    else:
+        header = "# Kubernetes-managed hosts file.\n"
     on_host = network["mode"] == "host"
-    header = "# Kubernetes-managed hosts file (host network).\n" if on_host else _HOSTS
-    return HostsPlan(header=header, node=on_host, names=names, aliases=aliases)
+    return HostsPlan(
+        header=header if on_host else header + _HOSTS, node=on_host, names=names, aliases=aliases
+    )
 
 
 def resolver_plan(pod: Object, network: NetworkPlan, cluster_domain: str) -> ResolverPlan:

@@ -53,8 +53,9 @@ class User:
     def sh(self, script: str, check: bool = True, timeout: float = 120) -> Ran:
         return self.run("bash", "-c", script, check=check, timeout=timeout)
 
-    def popen(self, *argv: str) -> subprocess.Popen[str]:
-        command = [SANDBOX, "exec", "--user", self.name, "--", *argv]
+    def popen(self, *argv: str, node: str = "") -> subprocess.Popen[str]:
+        where = ["--node", node] if node else []
+        command = [SANDBOX, "exec", "--user", self.name, *where, "--", *argv]
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_containers_of_a_pod_share_network_and_memory(ns: Namespace, busybox: st
     assert ns.logs("two", "-c", "other") == "hello\nx\n"
 
 
+def bob_holds(port: int) -> subprocess.Popen[str]:
+    """A server of bob's on node2; it ends with its standard input."""
+    script = (
+        f"import socket,sys; s=socket.create_server(('',{port})); print('up', flush=True);"
+        "sys.stdin.read()"
+    )
+    holder = User("bob").popen("python3", "-c", script, node="node2")
+    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+    return holder
+
+
 def test_ports_of_the_node_lead_to_the_pod(ns: Namespace, agnhost: str, alice: User) -> None:
     def publishing(name: str, port: int) -> dict[str, Any]:
         ports = [
@@ -142,16 +154,24 @@ def test_ports_of_the_node_lead_to_the_pod(ns: Namespace, agnhost: str, alice: U
     )
     assert alice.run("python3", "-c", script, host).out == "b'first'\nb'first'\n"
     ns.create(publishing("second", 17000))
-    eventually("the clash is told", lambda: "FailedCreatePodSandBox" in ns.reasons("second"))
+    status = ns.wait_phase("second", "Failed")["status"]
+    assert status["reason"] == "NodePorts"
+    assert status["message"].startswith("Pod was rejected: Predicate NodePorts failed: ")
+    assert "hostport 17000 on node node2" in status["message"]
+    # a port that something else has: the pod waits for it
+    holder = bob_holds(17001)
+    ns.create(publishing("third", 17001))
+    eventually("the clash is told", lambda: "FailedCreatePodSandBox" in ns.reasons("third"))
     message = next(
         event["message"]
-        for event in ns.events("second")
+        for event in ns.events("third")
         if event["reason"] == "FailedCreatePodSandBox"
     )
-    assert "hostport 17000" in message and "address already in use" in message
-    assert ns.phase("second") == "Pending"
-    ns.kubectl("delete", "pod", "first")
-    ns.wait_ready("second")
+    assert "hostport 17001" in message and "address already in use" in message
+    assert ns.phase("third") == "Pending"
+    assert holder.stdin is not None
+    holder.stdin.close()
+    ns.wait_ready("third")
 
 
 def test_a_pod_may_ask_for_its_nodes_network(ns: Namespace, agnhost: str) -> None:

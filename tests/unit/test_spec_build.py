@@ -114,7 +114,7 @@ def test_the_whole_plan_of_a_small_pod() -> None:
         "volumes": {},
         "resolver": {**NODE_RESOLVER},
         "hosts": {
-            "header": "# Kubernetes-managed hosts file (host network).\n",
+            "header": "# Kubernetes-managed hosts file.\n",
             "node": True,
             "names": ["p"],
             "aliases": "",
