@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -12,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from hpk_kubelet.config import Paths, load_config
 from hpk_kubelet.errors import HPKError
@@ -95,19 +95,25 @@ def list_images(
         ]
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table(box=None, pad_edge=False, header_style="")
-    for heading in ("REFERENCE", "DIGEST", "SIZE", "UNPACKED", "LAST USED"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "REFERENCE")
-    now = time.time()
+    for line in table(found, time.time()):
+        typer.echo(line)
+
+
+def table(found: Sequence[gc.Listed], now: float) -> list[str]:
+    """Aligned lines with a header, an image's further tags below its first; never wrapped, so
+    that a reference can be copied and grepped."""
+    rows = [("REFERENCE", "DIGEST", "SIZE", "UNPACKED", "LAST USED")]
     for image in found:
-        table.add_row(
-            "\n".join(_tags(image)) or "<none>",
-            image.digest.partition(":")[2][:12],
-            decimal(image.size),
-            decimal(image.disk),
-            f"{_age(now - image.used)} ago",
-        )
-    Console().print(table)
+        first, *others = _tags(image) or ["<none>"]
+        digest = image.digest.partition(":")[2][:12]
+        used = f"{_age(now - image.used)} ago"
+        rows.append((first, digest, decimal(image.size), decimal(image.disk), used))
+        rows += [(other, "", "", "", "") for other in others]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 @app.command("gc")

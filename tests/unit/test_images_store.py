@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from images_samples import OCI, FakeRegistry, file, layer, sha256
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images import gc
 from hpk_kubelet.images.auth import Credential, Keyring
+from hpk_kubelet.images.cli import table
 from hpk_kubelet.images.errors import ImagePullError
 from hpk_kubelet.images.manifest import Platform
 from hpk_kubelet.images.store import Image, ImageStore, pulled_message
@@ -396,6 +398,16 @@ async def test_gc_with_a_reference_that_can_not_be_read(
     (store.refs / "amd64-broken.json").write_text("{")
     assert [listed.digest for listed in gc.images(store)] == [image.digest]
     assert len(gc.collect(store, set(), unused=0).images) == 1
+
+
+def test_the_list_is_never_wrapped() -> None:
+    name = "registry.example.org:5000/" + "a-long-path/" * 12 + "image:1.2.3"
+    digest = "sha256:" + "ab" * 32
+    listed = gc.Listed([name, "x:1", f"x@{digest}"], digest, 5000, 7000, 100.0, frozenset())
+    header, first, second = table([listed], 220.0)
+    assert header.startswith("REFERENCE ")
+    assert re.split(" {2,}", first) == [name, "abababababab", "5.0 kB", "7.0 kB", "2m ago"]
+    assert second == "x:1"
 
 
 def test_the_pulled_event() -> None:
