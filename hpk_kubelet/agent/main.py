@@ -27,14 +27,6 @@ class Rejected(Exception):
         self.reason = reason
 
 
-class Rejected(Exception):
-    """This node does not take the pod; the kubelet's reason and message."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 class Starting:
     """What the fast path hands to the event loop."""
 
@@ -179,9 +171,7 @@ def connect(starting: Starting) -> bool:
             if isinstance(e, PortTaken) and e.own:
                 # as the kubelet, which admits no second pod with a port: its controller makes one
                 # that may come to another node
-                raise Rejected(
-                    "NodePorts", "Pod was rejected: Predicate NodePorts failed: %s" % e
-                ) from None
+                raise Rejected("NodePorts", "Predicate NodePorts failed: %s" % e) from None
             words = str(e) if isinstance(e, PortTaken) else "the pod network: %s" % e
             if words != said:
                 from .refresh import waiting_state
