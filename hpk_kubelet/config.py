@@ -50,6 +50,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     """Added to every job's `--mem` for the agent and the container runtime."""
     default_memory_mb: Annotated[int, msgspec.Meta(ge=1)] = 512
     """`--mem` of a pod that names neither a memory limit nor a request, before the overhead."""
+    gpu_resource: Literal["auto", "nvidia.com/gpu", "amd.com/gpu"] = "auto"
+    """As what pods ask for the GPUs of nodes; `auto` goes by the type Slurm has for them."""
     extra_flags: tuple[str, ...] = ()
     """sbatch flags added to every pod's job, before the pod's own (which win)."""
     priority_classes: dict[str, tuple[str, ...]] = {}

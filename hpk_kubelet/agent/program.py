@@ -173,6 +173,12 @@ def _become(
             todo.call("write", 3, text, len(text), tag=_USER)
             todo.call("close", 3)
     kept = allowed_capabilities(security)
+    if security.get("seccomp"):
+        from . import seccomp
+
+        profile = seccomp.argument(seccomp.program(platform.machine(), kept))
+        # while this may be done without no_new_privs
+        todo.call("prctl", seccomp.PR_SET_SECCOMP, seccomp.MODE_FILTER, profile, 0, 0, tag=_USER)
     todo.call(
         "prctl", syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0,
         on_error=IGNORE,

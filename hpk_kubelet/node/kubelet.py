@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ class Kubelet:
     def _chosen(self, found: Iterable[Partition]) -> list[Partition]:
         wanted = self.site.config.slurm.partitions
         partitions = [p for p in found if not wanted or p.name in wanted]
+        if (gpus := self.site.config.slurm.gpu_resource) != "auto":
+            partitions = [replace(p, gpu_resource=gpus) for p in partitions]
         if missing := set(wanted) - {p.name for p in partitions}:
             raise HPKError(
                 f"{self.site.paths.config}: slurm.partitions names {', '.join(sorted(missing))}, "

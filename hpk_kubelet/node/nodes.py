@@ -76,7 +76,7 @@ def resources(
         if partition.tmp_mb:
             found["ephemeral-storage"] = f"{partition.tmp_mb}Mi"
         if partition.gpus:
-            found["nvidia.com/gpu"] = str(whole.gpus)
+            found[partition.gpu_resource] = str(whole.gpus)
         return found
 
     capacity = Amounts(partition.cpus, partition.memory_mb, partition.gpus)

@@ -69,6 +69,7 @@ class Partition:
     max_time_s: int | None = None  # None: unlimited
     default_time_s: int | None = None  # None: the same as max_time_s
     members: tuple[ComputeNode, ...] = ()
+    gpu_resource: str = "nvidia.com/gpu"  # as which pods ask for its GPUs
 
 
 @dataclass(frozen=True)

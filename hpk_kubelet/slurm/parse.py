@@ -148,6 +148,14 @@ def _gpus(gres: str) -> int:
     return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)(?=[(,]|$)", gres))
 
 
+_AMD = re.compile(r"(?:^|,)gpu:(?:mi\d|amd|instinct|radeon|gfx|vega)", re.IGNORECASE)
+
+
+def _gpu_resource(gres: Iterable[str]) -> str:
+    """Slurm says no vendor: the type, where a site names one, tells AMD's from the others."""
+    return "amd.com/gpu" if any(_AMD.search(text) for text in gres) else "nvidia.com/gpu"
+
+
 def _duration(text: str) -> int | None:
     """`[D-]HH:MM:SS` in seconds; None for UNLIMITED, NONE and their like."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
@@ -188,6 +196,7 @@ def _partition(fields: dict[str, str], nodes: list[dict[str, str]]) -> Partition
         largest_cpus=max(cpus, default=0),
         largest_memory_mb=max(memory, default=0),
         gpus=sum(_gpus(node.get("Gres", "")) for node in nodes),
+        gpu_resource=_gpu_resource(node.get("Gres", "") for node in nodes),
         tmp_mb=sum(_number(node, "TmpDisk") for node in nodes),
         features=_features(nodes),
         max_time_s=_duration(fields.get("MaxTime", "")),

@@ -67,6 +67,7 @@ class SecurityPlan(TypedDict):
     capabilities: NotRequired[list[str]]  # added beyond the runtime's default, without CAP_
     dropCapabilities: NotRequired[list[str]]
     noNewPrivileges: NotRequired[bool]  # setuid programs and file capabilities give nothing
+    seccomp: NotRequired[Literal["RuntimeDefault"]]  # else unconfined
     unmasked: NotRequired[bool]  # all of /proc and /sys is there, as the user may have it
 
 

@@ -45,6 +45,9 @@ def security_plan(
     )
     if effective.get("allowPrivilegeEscalation") is False:
         plan["noNewPrivileges"] = True
+    seccomp = (effective.get("seccompProfile") or {}).get("type")
+    if seccomp == "RuntimeDefault" and not plan["privileged"]:
+        plan["seccomp"] = "RuntimeDefault"
     if plan["privileged"] or of_container.get("procMount") == "Unmasked":
         plan["unmasked"] = True
     capabilities = of_container.get("capabilities") or {}

@@ -24,10 +24,13 @@ def test_users_groups_and_rights(ns: Namespace, busybox: str) -> None:
         "high": {"runAsUser": 2_000_000_000, "runAsGroup": 0},
         "readonly": {"readOnlyRootFilesystem": True},
         "privileged": {"privileged": True},
+        "confined": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "confined-user": {"seccompProfile": {"type": "RuntimeDefault"}, "runAsUser": 1234},
     }
     script = (
         f"{STATUS}; echo id: $(id); touch /tmp/x && echo root: written; "
         "touch /proc/sys/kernel/shmmni 2>/dev/null && echo x >/sys/kernel/x 2>/dev/null; "
+        "unshare -U true 2>/dev/null && echo unshare: done; (echo child: done); "
         "mkdir -p /tmp/m && mount -t tmpfs m /tmp/m 2>/dev/null && echo mount: done; "
         "cat /proc/keys | wc -l | sed 's/^/keys: /'; sleep 600"
     )
@@ -67,6 +70,10 @@ def test_users_groups_and_rights(ns: Namespace, busybox: str) -> None:
     assert {name for name, words in said.items() if words["keys"] == "0"} >= {*contexts} - {
         "privileged"
     }
+    filtered = {name for name, words in said.items() if words["Seccomp"] == "2"}
+    assert filtered == {"confined", "confined-user"}
+    assert {name for name, words in said.items() if "unshare" not in words} == filtered
+    assert all(words["child"] == "done" for words in said.values())
     messages = " ".join(e["message"] for e in ns.events("many"))
     assert "capability SYS_TIME is given in the pod's user namespace only" in messages
     assert "privileged gives it what the user may do" in messages

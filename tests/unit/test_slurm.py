@@ -8,6 +8,7 @@ from hypothesis import given as generated
 from hypothesis import strategies as st
 
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.node.nodes import resources
 from hpk_kubelet.slurm import parse
 from hpk_kubelet.slurm.backend import Job, Partition
 from hpk_kubelet.slurm.model import ComputeNode
@@ -19,6 +20,7 @@ from hpk_kubelet.slurm.script import (
     render_script,
     sbatch_arguments,
 )
+from hpk_kubelet.slurm.sharing import Amounts
 from hpk_kubelet.slurm.states import STATES, Phase, State, state_of, waiting_reason
 from hpk_kubelet.spec.resources import JobResources
 
@@ -322,3 +324,18 @@ def test_which_jobs_were_not_cancelled():
         "99999": "Invalid job id specified",
         "49_3": "Job can not be altered now, try again later",
     }
+
+
+@pytest.mark.parametrize(
+    ("gres", "resource"),
+    [
+        ("gpu:mi250x:4", "amd.com/gpu"),
+        ("gpu:a100:2", "nvidia.com/gpu"),
+        ("gpu:2", "nvidia.com/gpu"),
+    ],
+)
+def test_whose_gpus_they_are(gres: str, resource: str) -> None:
+    node = f"NodeName=n CPUTot=2 RealMemory=100 State=IDLE Partitions=p Gres={gres}"
+    (partition,) = parse.partitions("PartitionName=p State=UP", node)
+    assert partition.gpu_resource == resource
+    assert resource in resources(partition, 10, Amounts(2, 100, 1))[1]
