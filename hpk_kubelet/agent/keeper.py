@@ -10,7 +10,7 @@ Messages are JSON objects, one per packet:
     member → owner   {"facts": NetworkFacts}          at first, and when they change; with the two
                                                       descriptors if it has them already
     owner → member   {"namespaces": true}             with the two descriptors
-                     {"ready": {subnet, network, mtu, hostIP, subnetFile}}
+                     {"ready": {subnet, network, mtu, hostIP, subnetFile, base}}
                      {"error": sentence}              it is not ready, or not whole, because …
 The agent has the same conversation with its keeper, whoever the owner is.
 """

@@ -168,9 +168,9 @@ def connect(starting: Starting) -> bool:
             starting.setup.connect(patience)
             return True
         except (NetworkNotReady, PortTaken) as e:
-            if isinstance(e, PortTaken) and e.own:
-                # as the kubelet, which admits no second pod with a port: its controller makes one
-                # that may come to another node
+            if isinstance(e, PortTaken) and (e.own or time.monotonic() - began > PORT_PATIENCE):
+                # Slurm chose the node without knowing; a controller's next pod may fare better. A
+                # kubelet, too, takes no second pod with a port of its node.
                 raise Rejected("NodePorts", "Predicate NodePorts failed: %s" % e) from None
             words = str(e) if isinstance(e, PortTaken) else "the pod network: %s" % e
             if words != said:
@@ -183,9 +183,6 @@ def connect(starting: Starting) -> bool:
                 }  # fmt: skip
                 starting.journal.write(waiting_state(starting.plan, said), [event])
             if isinstance(e, PortTaken):
-                if time.monotonic() - began > PORT_PATIENCE:
-                    # Slurm chose the node without knowing; a controller's next pod may fare better.
-                    raise Rejected("NodePorts", "Predicate NodePorts failed: %s" % e) from None
                 time.sleep(PATIENCE)
         patience = PATIENCE
     return False

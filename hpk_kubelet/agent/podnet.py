@@ -18,7 +18,6 @@ from .nodenet import Namespaces
 GATEWAY = "169.254.1.1"  # link-local: what pods send everything to
 _GATEWAY_MAC = bytes.fromhex("eeeeeeeeeeee")
 DEVICE = "eth0"
-_STRIDE = 89  # prime: namespaces made one after another have numbers that follow each other
 
 
 class Place(NamedTuple):
@@ -159,7 +158,7 @@ def connect(ready: Dict[str, Any], netns: int) -> str:
     node.add_veth(name, _GATEWAY_MAC, DEVICE, mac, netns, ready["mtu"])
     index = socket.if_nametoindex(name)
     try:
-        address = take_address(node, ready["subnet"], index)
+        address = take_address(node, ready["subnet"], index, ready["base"])
     except OSError:
         node.delete_link(name)
         raise
@@ -188,11 +187,10 @@ def candidates(subnet: str, start: int) -> List[str]:
     ]
 
 
-def take_address(node: Netlink, subnet: str, index: int) -> str:
+def take_address(node: Netlink, subnet: str, index: int, base: int) -> str:
     """Devices' indexes only ever grow: beginning there, an address is used again as late as can
-    be, whoever asks. Each node network begins elsewhere, for it may live as long as one pod."""
-    begin = os.stat("/proc/thread-self/ns/net").st_ino * _STRIDE
-    for address in candidates(subnet, begin + index):
+    be, whoever asks. Each node network has another `base`, for it may live as long as one pod."""
+    for address in candidates(subnet, base + index):
         if node.add_route(address + "/32", index=index):
             return address
     raise OSError(errno.EADDRNOTAVAIL, "all addresses of this node's subnet %s are taken" % subnet)
