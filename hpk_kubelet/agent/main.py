@@ -16,6 +16,15 @@ from .volumes import VolumeError
 PLAN_VERSION = 2
 REFRESH_AFTER = 60.0
 FIRST_PATIENCE, PATIENCE = 5.0, 1.0  # seconds for the pod's network, before it is said
+PORT_PATIENCE = 60.0  # seconds for a port of the node to become free, before the pod is rejected
+
+
+class Rejected(Exception):
+    """The pod can't run on this node: the kubelet's reason, and why."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__("Pod was rejected: " + why)
+        self.reason = reason
 
 
 class Starting:
@@ -152,7 +161,7 @@ def connect(starting: Starting) -> bool:
     from .podnet import NetworkNotReady
     from .ports import PortTaken
 
-    said = ""
+    said, began = "", time.monotonic()
     patience = FIRST_PATIENCE
     while not starting.terminated:
         try:
