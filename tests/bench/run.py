@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import bulk
+import network
 
 ROOT = Path(__file__).parents[2]
 SANDBOX = str(ROOT / "bootstrap" / "sandbox")
@@ -209,6 +210,7 @@ def main() -> None:
             many(image, rootfs, options.pods),
             bulk.section(inside(str(options.bulk), image, module="bulk"), options.bulk),
             control(),
+            network.section(registry),
         ]
     )
     (ROOT / "docs" / "benchmarks.md").write_text(text)
