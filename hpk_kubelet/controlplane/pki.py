@@ -203,7 +203,7 @@ def _subject(leaf: Leaf) -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    parts = [x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)] if leaf.common_name else []
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)]
     if leaf.organization:
         parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, leaf.organization))
     return x509.Name(parts)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpk_kubelet.config import Config, Paths
 from hpk_kubelet.controlplane import (
+    backup,
     components,
-    etcd_care,
     handover,
     inside,
     job,
@@ -172,9 +172,8 @@ class Plane:
         certs = stack.certificates(pki, site.address)
         for name in USERS:
             write_component_kubeconfig(paths, pki, name, site.api)
-        await asyncio.to_thread(etcd_care.back_up, paths.etcd, paths.backups, time.time(), say)
+        await asyncio.to_thread(backup.back_up, paths.etcd, paths.backups, time.time(), say)
         await self._start(stack.etcd(site, pki, certs))
-        await etcd_care.compact(paths.etcd, stack.etcd_http(site, pki, certs), say)
         if self.network is not None:
             await self.network.prepare(pki)
             egress = inside.Egress(site, self.network.facts["podCIDR"])

@@ -47,7 +47,6 @@ class Certificates:
 
     etcd_server: KeyPair
     etcd_client: KeyPair  # the API server's, to etcd
-    etcd_gateway: KeyPair  # ours, to etcd's HTTP gateway, which refuses common names
     apiserver: KeyPair
     kubelet_client: KeyPair  # the API server's, to kubelets
     front_proxy: KeyPair  # the API server's, to aggregated API servers
@@ -66,7 +65,6 @@ def certificates(pki: Pki, address: str) -> Certificates:
         # The server's is also a client's: etcd's gateway and our health check show it.
         pki.leaf("etcd-server", Leaf("hpk-etcd", names=here, server=True), etcd),
         pki.leaf("apiserver-etcd-client", Leaf("kube-apiserver-etcd-client"), etcd),
-        pki.leaf("etcd-gateway", Leaf("", organization="hpk-etcd-gateway"), etcd),
         pki.leaf(
             "apiserver",
             Leaf("kube-apiserver", names=(*here, *inside, SERVICE_API), server=True, client=False),
@@ -77,13 +75,6 @@ def certificates(pki: Pki, address: str) -> Certificates:
     )
 
 
-def etcd_http(site: Site, pki: Pki, certs: Certificates) -> ApiClient:
-    """A client of etcd's HTTP port: its health, and the gateway to its gRPC."""
-    pair = certs.etcd_gateway
-    url = f"https://127.0.0.1:{site.ports['etcd-http']}"
-    return ApiClient(url, client_context(pki.etcd_ca.cert, pair.cert, pair.key))
-
-
 def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
     """etcd, one member. It listens on the node's address too (flanneld of other nodes is to
     read it there), to clients with a certificate of etcd's own authority only."""
@@ -91,7 +82,7 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
     local = f"https://127.0.0.1:{site.ports['etcd']}"
     peer = f"https://127.0.0.1:{site.ports['etcd-peer']}"
     http = f"https://127.0.0.1:{site.ports['etcd-http']}"
-    client = etcd_http(site, pki, certs)
+    client = ApiClient(http, client_context(ca, server.cert, server.key))
 
     async def ready() -> bool:
         return await client.ok("/health")
@@ -117,6 +108,8 @@ def etcd(site: Site, pki: Pki, certs: Certificates) -> Component:
             f"--peer-trusted-ca-file={ca}",
             f"--peer-cert-file={server.cert}",
             f"--peer-key-file={server.key}",
+            # Its file gives back what it does not use, where that is worth the time.
+            "--bootstrap-defrag-threshold-megabytes=64",
             # A lone member still waits out an election, of which these are the length.
             "--heartbeat-interval=10",
             "--election-timeout=100",

@@ -27,6 +27,7 @@ from hpk_kubelet.spec.status import same_status
 log = logging.getLogger(__name__)
 
 _QUIET = 0.25  # seconds for which a Pending status is held back: most are followed by a better one
+_QUIET_STARTING = 2.0  # … while the pod is on its way to its job
 _PULL_SHOWN = 3.0  # ErrImagePull is shown so long before it becomes ImagePullBackOff
 _VERDICT = 20.0  # seconds that Slurm has to say why it told an agent to end
 _OWN_RETRY = (Action.PREPARE, Action.SUBMIT, Action.CANCEL)  # their results come later
@@ -180,15 +181,21 @@ class Pod(Starting, Ending, Changes):
         before = self.sent if self.sent is not None else self.pod.get("status")
         if same_status(before, status):
             self._held = 0.0
-        elif status["phase"] == "Pending" and now < (self._held or now) + _QUIET:
+        elif status["phase"] == "Pending" and now < (self._held or now) + self._quiet():
             self._held = self._held or now
-            return min(pause, self._held + _QUIET - now)
+            return min(pause, self._held + self._quiet() - now)
         else:
             self._held = 0.0
             self.sent = status
             metadata = self.pod["metadata"]
             self.node.statuses.set(metadata["namespace"], metadata["name"], self.uid, status)
         return pause
+
+    def _quiet(self) -> float:
+        """Seconds for which a Pending status is held back."""
+        untroubled = not self.container_waiting and self.waiting is None
+        on_its_way = (self.preparing or self.submitting) and untroubled
+        return _QUIET_STARTING if on_its_way else _QUIET
 
     def _verdict_in(self, status: Object) -> float:
         """Seconds for which an end is kept back that Slurm may know better than the agent, which

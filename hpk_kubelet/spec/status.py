@@ -61,7 +61,7 @@ def build_status(pod: Object, observed: Observed) -> Object:
 def same_status(old: Object | None, new: Object) -> bool:
     """Whether writing `new` over `old` would change nothing."""
     old = old or {}
-    return bool(_normal({key: old.get(key) for key in new}) == _normal(new))
+    return all(_same(old.get(key), value) for key, value in new.items())
 
 
 def _phase(pod: Object, observed: Observed, statuses: dict[str, Object]) -> tuple[Phase, str, str]:
@@ -105,14 +105,26 @@ def _running(status: Object) -> bool:
     return any("running" in (one.get("state") or {}) for one in every)
 
 
-def _normal(value: Any) -> Any:
-    """Without what the API adds or leaves out at will: nulls, empty maps, lists and texts."""
+def _same(one: Any, other: Any) -> bool:
+    """Equal but for what the API adds or leaves out at will: nulls, empty maps, lists and texts;
+    and lists of conditions in any order."""
+    if one == other:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_same(one.get(key), other.get(key)) for key in one.keys() | other.keys())
+    if isinstance(one, list) and isinstance(other, list):
+        pairs = zip(_sorted(one), _sorted(other), strict=False)
+        return len(one) == len(other) and all(_same(a, b) for a, b in pairs)
+    return _empty(one) and _empty(other)
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    if all(isinstance(item, dict) and "type" in item for item in items):
+        return sorted(items, key=lambda item: str(item["type"]))
+    return items
+
+
+def _empty(value: Any) -> bool:
     if isinstance(value, dict):
-        whole = {k: _normal(v) for k, v in value.items()}
-        return {k: v for k, v in whole.items() if v not in (None, {}, [], "")}
-    if isinstance(value, list):
-        items = [_normal(item) for item in value]
-        if all(isinstance(item, dict) and "type" in item for item in items):
-            return sorted(items, key=lambda item: str(item["type"]))
-        return items
-    return value
+        return all(_empty(one) for one in value.values())
+    return value is None or value in ("", [])

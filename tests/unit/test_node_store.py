@@ -4,6 +4,7 @@ import stat
 
 import pytest
 
+from hpk_kubelet.node import crash
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.store import Journal, PodDir, pod_dirs, write_file
 
@@ -100,6 +101,7 @@ def test_directories_are_found_and_removed(tmp_path):
 def test_a_crash_happens_at_its_point_and_once(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(crash, "_LOOK", 0.0)
     crash_point(tmp_path, "intent")
     (tmp_path / "crash-at").write_text("intent\n")
     crash_point(tmp_path, "created")

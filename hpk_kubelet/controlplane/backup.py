@@ -1,4 +1,4 @@
-"""Copies of etcd's data, made while it is stopped, and giving back the room it does not use."""
+"""Copies of etcd's data, made while it is stopped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from hpk_kubelet.controlplane.api import ApiClient
 from hpk_kubelet.controlplane.files import make_private_dir
-from hpk_kubelet.errors import HPKError
 
 KEPT = 2
 _EVERY = 3600.0  # seconds between two copies
-_LARGE = 64 << 20  # bytes from which etcd's file is worth compacting at a start
 
 
 def database(data: Path) -> Path:
@@ -57,22 +54,3 @@ def back_up(data: Path, backups: Path, now: float, say: Callable[[str], None]) -
     for old in there[: len(there) + 1 - KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return backups / name
-
-
-async def compact(data: Path, client: ApiClient, say: Callable[[str], None]) -> None:
-    """Lets a running etcd with a large file give back what it does not use; nobody may need it
-    meanwhile. `client` is one of etcd's HTTP port."""
-    before = database(data).stat().st_size
-    if before < _LARGE:
-        return
-    try:
-        status, content = await client.request(
-            "POST", "/v3/maintenance/defragment", {}, timeout=120.0
-        )
-        if status != 200:
-            raise HPKError(f"{status} {content[:200].decode(errors='replace')}")
-    except (OSError, HPKError) as e:
-        say(f"etcd's file was not compacted: {e}")
-        return
-    after = database(data).stat().st_size
-    say(f"etcd's file was compacted from {before >> 20} to {after >> 20} MB")
