@@ -14,7 +14,7 @@ from sandbox_lib.base import SandboxError, say
 from . import build
 from .results import ATTEMPTS, Result, Results, batches, focus, read_junit
 
-BATCH = 5
+BATCH = 5  # tests of one process at most: each costs a second to start
 SUITE_TIMEOUT = "60m"
 _NO_RESULT = "the suite ended without a result for this test"
 
@@ -46,8 +46,9 @@ class Runner:
             self._done, self._all = 0, len(due)
             if due and attempt > 1:
                 say(f"attempt {attempt} of {len(due)} tests")
-            self._pool(batches(together, BATCH if attempt == 1 else 1), self.parallel)
-            self._pool(batches(alone, BATCH if attempt == 1 else 1), 1)
+            size = max(1, min(BATCH, len(together) // (4 * self.parallel)))
+            self._pool(batches(together, size), self.parallel)
+            self._pool(batches(alone, 1), 1)
 
     def _pool(self, work: list[list[str]], workers: int) -> None:
         errors: list[Exception] = []
