@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import bulk
+import idle
 import network
+import serving
 
 ROOT = Path(__file__).parents[2]
 SANDBOX = str(ROOT / "bootstrap" / "sandbox")
@@ -30,6 +32,22 @@ def sandbox(*argv: str, user: str = "alice") -> str:
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
+
+
+def on_nodes(*argv: str) -> list[dict]:
+    """What a module prints on each compute node, run there as root."""
+    nodes = sandbox("sinfo", "-h", "-N", "-o", "%N").split()
+    program = ("/opt/hpk/venv/bin/python", f"/opt/hpk/src/tests/bench/{argv[0]}.py", *argv[1:])
+    return [
+        json.loads(
+            subprocess.run(
+                [SANDBOX, "exec", "--user", "root", "--node", node, "--", *program],
+                check=True,
+                stdout=subprocess.PIPE,
+            ).stdout
+        )
+        for node in sorted(set(nodes))
+    ]
 
 
 def inside(*argv: str, module: str = "inside") -> dict:
@@ -177,11 +195,23 @@ def control() -> str:
     )
 
 
+def idle_pods(count: int, image: str) -> str:
+    inside("up", str(count), image, module="idle")
+    time.sleep(20)  # the last of the starts' work is over
+    before, began = on_nodes("idle", "look"), time.monotonic()
+    time.sleep(idle.SECONDS)
+    after, seconds = on_nodes("idle", "look"), time.monotonic() - began
+    inside("down", module="idle")
+    return idle.section(before, after, seconds, count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=25)
     parser.add_argument("--pods", type=int, default=100)
     parser.add_argument("--bulk", type=int, default=1000)
+    parser.add_argument("--idle", type=int, default=200)
+    parser.add_argument("--only", default="", help="parts, by comma; prints and writes nothing")
     options = parser.parse_args()
     registry = subprocess.run(
         [SANDBOX, "registry"], check=True, capture_output=True, text=True
@@ -197,22 +227,27 @@ def main() -> None:
         ["git", "-C", ROOT, "describe", "--always", "--dirty"],
         check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
-    text = "\n".join(
-        [
-            "# Benchmarks",
-            "",
-            "Made by `make bench` on a fresh sandbox (two compute nodes, Slurm 24.11 with its "
-            f"default scheduling settings), revision {version}, on {os.cpu_count()} cores shared "
-            "by the controller, both nodes and everything measured. Ratios are to the yardstick in "
-            "the same run.",
-            "",
-            start(image, rootfs, options.pairs),
-            many(image, rootfs, options.pods),
-            bulk.section(inside(str(options.bulk), image, module="bulk"), options.bulk),
-            control(),
-            network.section(registry),
-        ]
+    parts = {
+        "start": lambda: start(image, rootfs, options.pairs),
+        "many": lambda: many(image, rootfs, options.pods),
+        "bulk": lambda: bulk.section(inside(str(options.bulk), image, module="bulk"), options.bulk),
+        "serving": lambda: serving.section(inside(f"{registry}/busybox:1", module="serving")),
+        "idle": lambda: idle_pods(options.idle, f"{registry}/busybox:1"),
+        "network": lambda: network.section(registry),
+        "control": control,
+    }
+    if options.only:
+        for name in options.only.split(","):
+            print(parts[name]())
+        return
+    head = (
+        "# Benchmarks\n\n"
+        "Made by `make bench` on a fresh sandbox (two compute nodes, Slurm 24.11 with its "
+        f"default scheduling settings), revision {version}, on {os.cpu_count()} cores shared "
+        "by the controller, both nodes and everything measured. Ratios are to the yardstick in "
+        "the same run.\n"
     )
+    text = "\n".join([head, *(part() for part in parts.values())])
     (ROOT / "docs" / "benchmarks.md").write_text(text)
     print(text)
 
