@@ -3,8 +3,9 @@
 A recipe is a TOML file: `tag`, or `names` (each NAME:TAG; default: the file's name and the tag);
 `busybox = true` for a shell and its tools, or `[debian]` packages, with a script that trims them;
 `[files]`, path in the image = "rootfs:PATH" (from the nodes' root file system), "component:NAME"
-(from the component cache) or "go:PATH" (a file of a pinned Go module); `[modes]` of files, octal;
-`[links]`, path in the image = what it points to; `[config]`, OCI's run settings.
+(from the component cache) or "go:PATH" (a file of a pinned Go module); `[texts]`, path in the
+image = what the file says; `[modes]` of files, octal; `[links]`, path in the image = what it points
+to; `[config]`, OCI's run settings.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def assemble(name: str, recipe: dict[str, Any], target: Path) -> None:
     with target.open("r+b" if "debian" in recipe else "wb") as out, oci.Layer(out) as layer:
         for path, mode in DIRECTORIES.items():
             layer.directory(path, mode)
-        for path, text in TEXTS.items():
+        for path, text in (TEXTS | recipe.get("texts", {})).items():
             if path.lstrip("/") not in layer.made:
                 layer.file(path, text.encode())
         if recipe.get("busybox"):

@@ -35,7 +35,7 @@ def daemon(site: Site, node: str, pod_cidr: str) -> DaemonFacts:
             # Pods reach the node network's own addresses: nothing but its loopback is listened on.
             "--healthz-bind-address=127.0.0.1:10256",
             "--metrics-bind-address=127.0.0.1:10249",
-            "--nodeport-addresses=127.0.0.0/8",
+            "--nodeport-addresses={hostIP}/32",
         ],
         # A changed address is a changed kubeconfig, which is read at the start alone.
         env={"GOMEMLIMIT": "64MiB", "HPK_API": site.api},

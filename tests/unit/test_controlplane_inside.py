@@ -42,7 +42,7 @@ def test_kube_proxy_is_started_anew_when_the_control_plane_moves(site: Site) -> 
     assert [word for word in one["argv"] if "address" in word] == [
         "--healthz-bind-address=127.0.0.1:10256",
         "--metrics-bind-address=127.0.0.1:10249",
-        "--nodeport-addresses=127.0.0.0/8",
+        "--nodeport-addresses={hostIP}/32",
     ]
 
 

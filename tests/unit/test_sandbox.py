@@ -187,7 +187,7 @@ RECIPES = [*sorted(images.RECIPES.glob("*.toml")), *sorted(CONFORMANCE.glob("*.t
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.parent.name}-{p.stem}")
 def test_recipes_are_complete(path: Path) -> None:
     recipe = tomllib.loads(path.read_text())
-    keys = {"tag", "names", "busybox", "files", "modes", "links", "debian", "config"}
+    keys = {"tag", "names", "busybox", "files", "texts", "modes", "links", "debian", "config"}
     assert set(recipe) <= keys
     assert all(re.fullmatch(r"[a-z0-9/-]+:[\w.-]+", n) for n in images.image_names(path, recipe))
     assert "Entrypoint" in recipe["config"] or "Cmd" in recipe["config"]
