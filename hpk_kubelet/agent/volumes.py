@@ -87,19 +87,28 @@ def _host_path(path: str, kind: str, home: str) -> str:
         raise ValueError("hostPath %s is inside HPK's own state, which no pod may see" % path)
     if kind == "DirectoryOrCreate":
         os.makedirs(path, mode=0o755, exist_ok=True)
-    elif kind == "FileOrCreate" and not os.path.exists(path):
+    elif kind == "FileOrCreate" and not is_there(path):
         os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o644))
     if not kind:
         # Docker's behaviour, which Kubernetes keeps for the empty type: a missing path is made
-        if not os.path.exists(path):
+        if not is_there(path):
             os.makedirs(path, mode=0o755)
         return path
     check, words = _HOST_CHECKS[kind]
-    if not os.path.exists(path):
+    if not is_there(path):
         raise ValueError("hostPath type check failed: %s %s" % (path, words))
     if not check(os.stat(path).st_mode):
         raise ValueError("hostPath type check failed: %s %s" % (path, words))
     return path
+
+
+def is_there(path: str) -> bool:
+    """OSError where the user may not know."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _without(path: str, home: str, place: str) -> str:

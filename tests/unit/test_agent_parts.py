@@ -155,6 +155,9 @@ def test_host_paths(tmp_path: Path) -> None:
         host(tmp_path / "file", "Socket")
     with pytest.raises(VolumeError, match=r'SetUp failed for volume "h" .*not a file'):
         host(tmp_path / "nothing", "File")
+    (tmp_path / "loop").symlink_to("loop")  # as good as any error but "not there"
+    with pytest.raises(VolumeError, match="loop: too many levels of symbolic links"):
+        host(tmp_path / "loop", "")
     for inside in (home, home / "pki", tmp_path / "link"):
         with pytest.raises(VolumeError, match=r"HPK's own state"):
             host(inside, "")
