@@ -36,9 +36,8 @@ def succeeded(ns: Namespace, name: str) -> int:
 def test_pods_that_differ_only_in_identity_go_out_as_arrays(ns: Namespace, busybox: str) -> None:
     home = ns.user.sh("echo $HOME").out.strip() + f"/marks-{ns.name}"
     ns.user.run("mkdir", home)
-    ns.create(
-        job_of("many", 30, busybox, "sh", "-c", "echo x >>/marks/$JOB_COMPLETION_INDEX", home=home)
-    )
+    script = "echo x >>/marks/$JOB_COMPLETION_INDEX; sleep 3"  # a job that has ended keeps its name
+    ns.create(job_of("many", 30, busybox, "sh", "-c", script, home=home))
     eventually("all of them", lambda: succeeded(ns, "many") == 30, timeout=90)
     pods = ns.kubectl("get", "pods", "-o", "json").json()["items"]
     listed = ns.user.run("squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%j|%k").out

@@ -122,3 +122,10 @@ def test_the_first_failing_rank_fails_the_pod(ns: Namespace, registry: str) -> N
     )  # fmt: skip
     whole = ns.wait_phase("broken", "Failed", timeout=120)
     assert whole["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 9
+
+
+def test_a_pod_that_wants_no_others_on_its_node(ns: Namespace, busybox: str) -> None:
+    annotations = {FLAGS: "--hold", "slurm-job.hpk.io/sharing": "exclusive"}
+    ns.create(pod("alone", "true", image=busybox, annotations=annotations))
+    fields = shown(ns, eventually("its job", lambda: ns.job("alone")))
+    assert fields["OverSubscribe"] == "USER"
