@@ -16,11 +16,11 @@ from hpk_kubelet.node.submission import Entry
 from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.slurm.backend import SubmitError
 from hpk_kubelet.slurm.script import JobRequest, render_script
+from hpk_kubelet.spec.admission import rejection
 from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.observed import Waiting
 from hpk_kubelet.spec.plan import Intent, PodPlan
-from hpk_kubelet.spec.sysctls import forbidden_sysctl
 from hpk_kubelet.spec.unsupported import unsupported
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,9 @@ class Starting(Worker):
         except HPKError as e:
             return self._reject("SlurmRejected", str(e))
         site = self.kubelet.site
-        if why := forbidden_sysctl(pod, site.config.security.allowed_unsafe_sysctls):
-            return self._reject("SysctlForbidden", why, f"Pod was rejected: {why}")
+        if refused := rejection(pod, site.config.security.allowed_unsafe_sysctls):
+            reason, why = refused
+            return self._reject(reason, why, f"Pod was rejected: {why}")
         if not self._retries[Action.PREPARE].failures:
             rootless = self.kubelet.site.network.facts is not None
             for entry in unsupported(pod, rootless=rootless):

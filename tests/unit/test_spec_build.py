@@ -11,6 +11,7 @@ from spec_samples import Config, Image, Object, container, inputs, pod
 
 from hpk_kubelet.config import SlurmConfig
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.spec.admission import rejection
 from hpk_kubelet.spec.build import build_plan
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.ranks import main_container
@@ -713,3 +714,11 @@ def test_rights_a_container_gives_up() -> None:
     assert security(allowPrivilegeEscalation=False)["noNewPrivileges"] is True
     assert security(procMount="Unmasked")["unmasked"] is True
     assert security(privileged=True)["unmasked"] is True
+
+
+def test_who_is_not_admitted() -> None:
+    assert rejection(pod(), ()) is None
+    assert rejection(pod(os={"name": "linux"}), ()) is None
+    reason, words = rejection(pod(os={"name": "windows"}), ()) or ("", "")
+    assert reason == "PodOSNotSupported" and "OS field doesn't match" in words
+    assert (rejection(with_sysctls("kernel.msgmax"), ()) or ("",))[0] == "SysctlForbidden"
