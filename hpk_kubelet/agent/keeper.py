@@ -23,6 +23,7 @@ import signal
 import socket
 import struct
 import time
+from array import array
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from .journal import note
@@ -41,7 +42,9 @@ class Gone(Exception):
 def send(to: socket.socket, message: Dict[str, Any], fds: Optional[Sequence[int]] = None) -> None:
     """Gone if nobody receives any more, or has not for long: a keeper never waits for another."""
     try:
-        socket.send_fds(to, [json.dumps(message).encode()], list(fds or ()), socket.MSG_DONTWAIT)
+        # not send_fds: before Python 3.13 it does not pass flags on
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        to.sendmsg([json.dumps(message).encode()], rights, socket.MSG_DONTWAIT)
     except OSError as e:
         raise Gone(str(e)) from None
 

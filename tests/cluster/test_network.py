@@ -75,7 +75,7 @@ def test_a_large_transfer_arrives_whole(ns: Namespace, busybox: str) -> None:
     ip = address(ns, "sink")
     ns.create(
         pod("source", "sh", "-c",
-            f"head -c 200000000 /dev/urandom > /tmp/x; md5sum < /tmp/x; nc {ip} 7000 < /tmp/x",
+            f"head -c 60000000 /dev/urandom > /tmp/x; md5sum < /tmp/x; nc {ip} 7000 < /tmp/x",
             image=busybox, annotations=on("node1"))
     )  # fmt: skip
     ns.wait_phase("source", "Succeeded", timeout=90)
@@ -124,13 +124,13 @@ def test_containers_of_a_pod_share_network_and_memory(ns: Namespace, busybox: st
     assert ns.logs("two", "-c", "other") == "hello\nx\n"
 
 
-def bob_holds(port: int) -> subprocess.Popen[str]:
-    """A server of bob's on node2; it ends with its standard input."""
+def bob_holds(port: int, node: str = "node2", kind: str = "STREAM") -> subprocess.Popen[str]:
+    """A server of bob's; it ends with its standard input."""
     script = (
-        f"import socket,sys; s=socket.create_server(('',{port})); print('up', flush=True);"
-        "sys.stdin.read()"
+        f"import socket,sys; s=socket.socket(type=socket.SOCK_{kind}); s.bind(('',{port}));"
+        "print('up', flush=True); sys.stdin.read()"
     )
-    holder = User("bob").popen("python3", "-c", script, node="node2")
+    holder = User("bob").popen("python3", "-c", script, node=node)
     assert holder.stdout is not None and holder.stdout.readline() == "up\n"
     return holder
 
@@ -211,6 +211,49 @@ def quiet_node(user: User) -> str:
         return next((node for node in ("node2", "node1") if node not in busy), "")
 
     return str(eventually("a node without jobs", look))
+
+
+@pytest.mark.disruptive
+def test_a_taken_tunnel_port_is_told_and_waited_for(
+    ns: Namespace, agnhost: str, alice: User
+) -> None:
+    free = quiet_node(alice)
+    port = json.loads(alice.run("sh", "-c", "cat ~/.hpk/network.json").out)["vxlanPort"]
+    holder = bob_holds(port, free, "DGRAM")
+    ns.create(server("waits", agnhost, free))
+    eventually("the reason is told", lambda: "FailedCreatePodSandBox" in ns.reasons("waits"))
+    said = " ".join(event["message"] for event in ns.events("waits"))
+    assert "pasta" in said and str(port) in said
+    assert ns.phase("waits") == "Pending"
+    assert holder.stdin is not None
+    holder.stdin.close()
+    ns.wait_ready("waits")
+
+
+@pytest.mark.disruptive
+def test_the_network_follows_the_control_job(ns: Namespace, agnhost: str, alice: User) -> None:
+    """Pods that run hear where etcd is when the control job starts again on another node."""
+    ns.create(server("one", agnhost, "node1"), server("two", agnhost, "node2"))
+    for name in ("one", "two"):
+        ns.wait_ready(name)
+    where = alice.run("squeue", "--me", "-h", "-t", "R", "-n", "hpk", "-o", "%N").out.strip()
+    other = "node2" if where == "node1" else "node1"
+    alice.run("hpk", "down")
+    alice.run("sbatch", f"--nodelist={other}", "/opt/hpk/src/hpk.sbatch")
+    alice.run("hpk", "status", "--wait", "60", timeout=90)
+    # a subnet that the nodes' flannels hear of only from the etcd that is there now
+    ns.create(server("late", agnhost, where))
+    ns.wait_ready("late")
+    eventually(
+        "the agents are back",
+        lambda: (
+            ns.kubectl("exec", "one", "--", "true", check=False).code == 0
+            and ns.kubectl("exec", "two", "--", "true", check=False).code == 0
+        ),
+    )
+    for name in ("one", "two"):
+        for target in ("one", "two", "late"):
+            assert http(ns, name, address(ns, target)) == target
 
 
 @pytest.mark.disruptive
