@@ -32,6 +32,7 @@ from hpk_kubelet.server.log_files import read_files
 from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.commands import CommandBackend
+from hpk_kubelet.spec.sysctls import check_allowed
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ async def _until_told(config: Config, paths: Paths) -> None:
 
 async def serve(config: Config, paths: Paths) -> None:
     """Runs until cancelled."""
+    check_allowed(config.security.allowed_unsafe_sysctls)
     control = read_control(paths)
     if control is None:
         raise HPKError("no control plane was started yet: sbatch hpk.sbatch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.inputs import Object
 
 SAFE = (
@@ -49,10 +50,14 @@ def forbidden_sysctl(pod: Object, allowed: Iterable[str]) -> str:
     return ""
 
 
-def is_namespaced(pattern: str) -> bool:
-    """Whether a pattern of the configuration names only what belongs to a namespace."""
-    name = _dotted(pattern)
-    return name.startswith(("net.", *_OF_IPC))
+def check_allowed(patterns: Iterable[str]) -> None:
+    """HPKError for a pattern of the configuration that names more than a pod's namespaces have."""
+    for pattern in patterns:
+        if not _dotted(pattern).startswith(("net.", *_OF_IPC)):
+            raise HPKError(
+                f"security.allowedUnsafeSysctls: {pattern} belongs to no namespace of a pod; "
+                "kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* and net.* do"
+            )
 
 
 _SWAPPED = str.maketrans("./", "/.")

@@ -17,7 +17,7 @@ from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.ranks import main_container
 from hpk_kubelet.spec.references import Reference, image_pull_secrets, references
 from hpk_kubelet.spec.resources import granted
-from hpk_kubelet.spec.sysctls import forbidden_sysctl, is_namespaced
+from hpk_kubelet.spec.sysctls import check_allowed, forbidden_sysctl
 from hpk_kubelet.spec.unsupported import unsupported
 
 API = {
@@ -703,7 +703,9 @@ def test_sysctls() -> None:
     odd = with_sysctls("net/ipv4/conf/eth0.1/forwarding")
     assert forbidden_sysctl(odd, ("net.ipv4.conf.*",)) == ""
     assert build_plan(odd, inputs(odd))["sysctls"] == {"net/ipv4/conf/eth0.1/forwarding": "1"}
-    assert is_namespaced("kernel.shm*") and not is_namespaced("vm.swappiness")
+    check_allowed(["kernel.shm*", "net/ipv4/conf/*"])
+    with pytest.raises(HPKError, match=r"allowedUnsafeSysctls: vm\.swappiness belongs to no"):
+        check_allowed(["vm.swappiness"])
 
 
 def test_rights_a_container_gives_up() -> None:
