@@ -81,7 +81,9 @@ class Daemons:
 
     def timeout(self) -> Optional[float]:
         """Seconds until `tick` is wanted."""
-        return max(0.0, min(self._timers)[0] - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        return max(0.0, min(at for at, _ in self._timers) - time.monotonic())
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -91,7 +93,9 @@ class Daemons:
             call()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._timers.append((time.monotonic() + seconds, call))
+        """Once, however many ask for it: what ends together is started together."""
+        others = [(at, other) for at, other in self._timers if other != call]
+        self._timers = [*others, (time.monotonic() + seconds, call)]
 
     def _spawn(self, daemon: Daemon, become: Callable[[], None]) -> None:
         """Forks the daemon's process; `become` ends in its execve."""
