@@ -39,11 +39,13 @@ def server(name: str, registry: str, app: str, *arguments: str, **spec: Any) -> 
 
 @pytest.fixture(scope="module")
 def space(bob: User, registry: str) -> Iterator[Namespace]:
-    """A server of each partition (so that they are on two nodes), and a client."""
+    """Two servers, on two nodes, and a client."""
     for ns in namespace_of(bob, "services"):
         ns.create(
-            server("one", registry, "web"),
-            server("two", registry, "web", nodeSelector={"kubernetes.io/hostname": "debug"}),
+            server("one", registry, "web",
+                   annotations={"slurm-job.hpk.io/flags": "--nodelist=node1"}),
+            server("two", registry, "web",
+                   annotations={"slurm-job.hpk.io/flags": "--nodelist=node2"}),
             pod("client", "sleep", "100000", image=f"{registry}/busybox:1",
                 terminationGracePeriodSeconds=0),
             service("web", "web", {"name": "http", "port": 80, "targetPort": "web"},
