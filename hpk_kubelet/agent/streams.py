@@ -224,7 +224,8 @@ async def _attach(stream: Stream, message: Dict[str, Any], pod: "Pod") -> None:
     if message.get("stdin"):
         tasks.append(asyncio.ensure_future(_attached_input(stream, runner)))
     try:
-        while runner.run is run:
+        # a run is another value, with the same number, once its stdin is closed
+        while runner.run is not None and runner.run.number == run.number:
             await runner.grown.wait()
         backlog.put_nowait((wire.ERROR, b""))  # the end
         await tasks[0]
