@@ -208,8 +208,11 @@ def quiet_node(user: User) -> str:
 
     def look() -> str:
         busy = user.run("squeue", "--me", "-h", "-t", "R,CG", "-o", "%N").out
-        return next((node for node in ("node2", "node1") if node not in busy), "")
+        return next((node for node in nodes if node not in busy), "")
 
+    nodes = sorted(user.run("sinfo", "-h", "-N", "-o", "%N").out.split(), reverse=True)
+    if len(set(nodes)) < 3 and not look():
+        pytest.skip("no node without alice's jobs: the sandbox has less than 3")
     return str(eventually("a node without jobs", look))
 
 

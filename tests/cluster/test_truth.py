@@ -88,11 +88,15 @@ def test_requeued_by_an_administrator(ns: Namespace, busybox: str) -> None:
 
 @pytest.mark.disruptive
 def test_a_drained_node_and_a_failed_one(ns: Namespace, busybox: str) -> None:
-    ns.create(pod("fails", "sleep", "1000", image=busybox, annotations={FLAGS: "--nodelist=node2"}))
+    control = ns.user.run("squeue", "--me", "-h", "-n", "hpk", "-t", "R", "-o", "%N").out.strip()
+    nodes = sorted(set(ns.user.run("sinfo", "-h", "-N", "-o", "%N").out.split()) - {control})
+    node = nodes[-1]  # it takes every job with it
+    there = {FLAGS: f"--nodelist={node}"}
+    ns.create(pod("fails", "sleep", "1000", image=busybox, annotations=there))
     ns.wait_ready("fails")
     try:
-        scontrol("update", "NodeName=node2", "State=DRAIN", "Reason=test")
-        ns.create(pod("waits", "true", image=busybox, annotations={FLAGS: "--nodelist=node2"}))
+        scontrol("update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+        ns.create(pod("waits", "true", image=busybox, annotations=there))
 
         def why() -> dict[str, Any] | None:
             found = waiting(ns, "waits")
@@ -104,10 +108,10 @@ def test_a_drained_node_and_a_failed_one(ns: Namespace, busybox: str) -> None:
             "SlurmNodeDown",
         )
         assert ns.phase("fails") == "Running"
-        scontrol("update", "NodeName=node2", "State=DOWN", "Reason=test")
+        scontrol("update", f"NodeName={node}", "State=DOWN", "Reason=test")
         ended(ns, "fails", "NodeFail")
     finally:
-        scontrol("update", "NodeName=node2", "State=RESUME")
+        scontrol("update", f"NodeName={node}", "State=RESUME")
     ns.wait_phase("waits", "Succeeded")
 
 
