@@ -211,8 +211,8 @@ def quiet_node(user: User) -> str:
         return next((node for node in nodes if node not in busy), "")
 
     nodes = sorted(user.run("sinfo", "-h", "-N", "-o", "%N").out.split(), reverse=True)
-    if len(set(nodes)) < 3 and not look():
-        pytest.skip("no node without alice's jobs: the sandbox has less than 3")
+    if len(set(nodes)) < 4 and not look():
+        pytest.skip("no node without alice's jobs: the sandbox has less than 4")
     return str(eventually("a node without jobs", look))
 
 

@@ -140,10 +140,14 @@ def test_a_partition_that_is_down(ns: Namespace, busybox: str) -> None:
 @pytest.mark.disruptive
 @pytest.mark.parametrize("mode", ["CANCEL", "REQUEUE"])
 def test_preempted(ns: Namespace, busybox: str, mode: str) -> None:
-    urgent = "PartitionName=urgent Nodes=node2 PriorityTier=100 MaxTime=INFINITE State=UP"
+    def idle() -> list[str]:
+        return ns.user.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").out.split()
+
+    node = max(eventually("an idle node, whose jobs may be preempted", idle))
+    urgent = f"PartitionName=urgent Nodes={node} PriorityTier=100 MaxTime=INFINITE State=UP"
     with configured("PreemptType=preempt/partition_prio", f"PreemptMode={mode}", urgent):
         ns.create(pod("low", "sleep", "1000", image=busybox, terminationGracePeriodSeconds=1,
-                      annotations={FLAGS: "--nodelist=node2 --exclusive"}))  # fmt: skip
+                      annotations={FLAGS: f"--nodelist={node} --exclusive"}))  # fmt: skip
         ns.wait_ready("low")
         high = ns.user.run("sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null",
                            "--wrap=sleep 1000").out.strip()  # fmt: skip
