@@ -65,7 +65,7 @@ def environment(own: dict[str, str]) -> dict[str, str]:
     return kept | {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
 
 
-async def _run(*argv: str, stdin: bytes = b"") -> str:
+async def run(*argv: str, stdin: bytes = b"") -> str:
     """The command's output; CommandError or UnreachableError with what it printed."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -116,10 +116,10 @@ async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     return await out, bytes(err)
 
 
-async def _ask(*argv: str) -> str:
+async def ask(*argv: str) -> str:
     """A question to which there is an answer whenever slurmctld is well: any error is weather."""
     try:
-        return await _run(*argv)
+        return await run(*argv)
     except CommandError as e:
         raise UnreachableError(f"{argv[0]}: {e}") from None
 
@@ -140,7 +140,7 @@ class CommandBackend:
         arguments = sbatch_arguments(submission.request)
         async with self._submitting:
             try:
-                out = await _run("sbatch", *arguments, "--", str(submission.script))
+                out = await run("sbatch", *arguments, "--", str(submission.script))
             except UnreachableError as e:
                 return e
             except CommandError as e:
@@ -152,13 +152,13 @@ class CommandBackend:
 
     async def jobs(self) -> list[Job]:
         shown = ("-O", parse.SQUEUE_FORMAT)
-        return parse.jobs(await _ask("squeue", "--me", "-h", "-a", "-r", "-t", "all", *shown))
+        return parse.jobs(await ask("squeue", "--me", "-h", "-a", "-r", "-t", "all", *shown))
 
     async def ended(self, ids: Sequence[str]) -> list[Job]:
         found: list[Job] = []
         for chunk in _chunks(ids) if self._accounting else ():
             try:
-                out = await _run(
+                out = await run(
                     "sacct", "-X", "-n", "-P", f"--delimiter={parse.SEPARATOR}",
                     "-j", ",".join(chunk), "-o", parse.SACCT_FORMAT,
                 )  # fmt: skip
@@ -188,7 +188,7 @@ class CommandBackend:
     ) -> dict[str, SubmitError | UnreachableError]:
         """Why not, for those jobs that were neither cancelled nor over."""
         try:
-            await _run("scancel", *options, *ids)
+            await run("scancel", *options, *ids)
         except UnreachableError as e:
             return dict.fromkeys(ids, e)
         except CommandError as e:
@@ -208,15 +208,15 @@ class CommandBackend:
                 for label in labels[start : start + _IDS_PER_COMMAND]
             ]
             with contextlib.suppress(CommandError):  # a job that has ended keeps the array's name
-                await _run("scontrol", stdin="".join(lines).encode())
+                await run("scontrol", stdin="".join(lines).encode())
 
     async def limits(self) -> Limits:
-        return parse.limits(await _ask("scontrol", "show", "config"))
+        return parse.limits(await ask("scontrol", "show", "config"))
 
     async def partitions(self) -> list[Partition]:
         partitions, nodes = await asyncio.gather(
-            _ask("scontrol", "-o", "-a", "show", "partition"),
-            _ask("scontrol", "-o", "-a", "show", "node"),
+            ask("scontrol", "-o", "-a", "show", "partition"),
+            ask("scontrol", "-o", "-a", "show", "node"),
         )
         return parse.partitions(partitions, nodes)
 
