@@ -273,7 +273,11 @@ async def list_jobs(paths: Paths) -> list[PodJob]:
     listing = jobs.run_slurm(
         ["squeue", "-h", "-r", "-u", user, "-t", "all", "-o", "%i|%T|%N|%r|%P|%C|%k"]
     )
-    return pair(listing, pods)
+    # Those on the node control are steps of the control job, which carry the comment as their name.
+    steps = jobs.run_slurm(
+        ["squeue", "-h", "-s", "-u", user, "-o", "%i|RUNNING|%N|None|control|-|%j"]
+    )
+    return pair(f"{listing}\n{steps}", pods)
 
 
 def table(rows: Sequence[PodJob]) -> list[str]:

@@ -121,7 +121,7 @@ class Kubelet:
 
     def _chosen(self, found: Iterable[Partition]) -> list[Partition]:
         wanted = self.site.config.slurm.partitions
-        partitions = [p for p in found if not wanted or p.name in wanted]
+        partitions = [p for p in found if not wanted or p.name in wanted or p.control_job]
         if (gpus := self.site.config.slurm.gpu_resource) != "auto":
             partitions = [replace(p, gpu_resource=gpus) for p in partitions]
         if missing := set(wanted) - {p.name for p in partitions}:

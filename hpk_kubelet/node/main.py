@@ -30,8 +30,9 @@ from hpk_kubelet.server.agents import AgentServer
 from hpk_kubelet.server.api import KubeletServer, server_context
 from hpk_kubelet.server.log_files import read_files
 from hpk_kubelet.server.metrics import Metrics
-from hpk_kubelet.slurm.backend import Partition
+from hpk_kubelet.slurm.backend import Backend, Partition
 from hpk_kubelet.slurm.commands import CommandBackend
+from hpk_kubelet.slurm.steps import ControlJobBackend
 from hpk_kubelet.spec.sysctls import check_allowed
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,10 @@ async def serve(config: Config, paths: Paths) -> None:
             on_refused=kubelet.status_refused,
         )
 
-    kubelet = Kubelet(site, CommandBackend(), pki.cluster_id(), install(paths.agent), make_node)
+    backend: Backend = CommandBackend()
+    if control.job is not None:
+        backend = ControlJobBackend(backend, control.job)
+    kubelet = Kubelet(site, backend, pki.cluster_id(), install(paths.agent), make_node)
     kubelet.agents = AgentServer(kubelet, server_context(pair.cert, pair.key))
     context = server_context(pair.cert, pair.key, pki.ca.cert, pki.front_proxy_ca.cert)
     metrics = Metrics(kubelet.served, kubelet.allocatable)

@@ -19,6 +19,7 @@ KUBERNETES = "v1.36.3"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_NAME = _LABEL_VALUE
+CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 _UP = ("KubeletReady", "pods become Slurm jobs")
 
 
@@ -56,14 +57,22 @@ def labels(name: str, partition: Partition, host: Host) -> dict[str, str]:
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": _ARCHITECTURES.get(host.machine, host.machine),
-        "hpk.io/partition": partition.name if _LABEL_VALUE.fullmatch(partition.name) else name,
     }
+    if not partition.control_job:
+        known = _LABEL_VALUE.fullmatch(partition.name)
+        result["hpk.io/partition"] = partition.name if known else name
     if partition.default:
         result["hpk.io/default-partition"] = "true"
     for feature in sorted(partition.features):
         if _LABEL_NAME.fullmatch(feature):
             result[f"feature.hpk.io/{feature}"] = "true"
     return result
+
+
+def taints(partition: Partition) -> list[Object]:
+    """What keeps ordinary pods away: the node of the control job is for those that serve the
+    cluster, as kubeadm's control plane nodes are."""
+    return [CONTROL_PLANE] if partition.control_job else []
 
 
 def resources(
@@ -152,7 +161,9 @@ def node_status(
             "architecture": _ARCHITECTURES.get(host.machine, host.machine),
             "operatingSystem": "linux",
             "kernelVersion": host.kernel,
-            "osImage": f"Slurm partition {partition.name} ({partition.nodes} nodes)",
+            "osImage": f"Slurm job {partition.control_job}"
+            if partition.control_job
+            else f"Slurm partition {partition.name} ({partition.nodes} nodes)",
             "containerRuntimeVersion": f"apptainer://{host.runtime}",
             "kubeletVersion": f"{KUBERNETES}-hpk.{version()}",
             "kubeProxyVersion": "",

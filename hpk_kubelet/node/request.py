@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpk_kubelet.config import Config
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.script import JobRequest, comment
 from hpk_kubelet.spec.annotations import mpi_words, sharing, slurm_flags
@@ -23,6 +24,12 @@ def job_request(
 ) -> JobRequest:
     """HPKError for what Slurm could never accept."""
     metadata, spec = pod["metadata"], pod["spec"]
+    mpi, flags = mpi_words(pod), slurm_flags(pod)
+    if partition.control_job and (mpi is not None or flags):
+        raise HPKError(
+            "a pod on the node control is a step of the control job: it takes no Slurm flags and "
+            "has no MPI ranks; remove the slurm-job.hpk.io annotations or choose another node"
+        )
     namespace, name = metadata["namespace"], metadata["name"]
     return JobRequest(
         name=f"{namespace}/{name}",
@@ -33,10 +40,11 @@ def job_request(
         agent_dir=agent_dir,
         grace_s=int(spec.get("terminationGracePeriodSeconds") or 0),
         extra_flags=(*config.slurm.extra_flags, *_priority(spec, config)),
-        user_flags=tuple(slurm_flags(pod)),
-        mpi=mpi_words(pod) is not None,
+        user_flags=tuple(flags),
+        mpi=mpi is not None,
         lasting=spec.get("restartPolicy", "Always") == "Always",
         limits=partition if partition.nodes else None,
+        control_job=partition.control_job,
         sharing=sharing(pod, config.slurm.sharing),
     )
 

@@ -168,7 +168,7 @@ class Line:
             self.room.clear()
             for entry in batch:
                 entry.sent = True
-            if len(batch) > 1 and arrays > 1:
+            if len(batch) > 1 and arrays > 1 and not batch[0].request.control_job:
                 refused = await self._array(batch)
             else:
                 refused = await self._singles(batch)

@@ -14,7 +14,7 @@ from hpk_kubelet.kube.leases import heartbeat
 from hpk_kubelet.kube.reflector import Change, Reflector
 from hpk_kubelet.kube.status import StatusWriter
 from hpk_kubelet.kube.times import now, rfc3339
-from hpk_kubelet.node.nodes import Host, Object, labels, node_status, without_times
+from hpk_kubelet.node.nodes import Host, Object, labels, node_status, taints, without_times
 from hpk_kubelet.node.objects import ObjectCache
 from hpk_kubelet.node.watches import Watches
 from hpk_kubelet.slurm.backend import Partition
@@ -115,6 +115,7 @@ class VirtualNode:
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": {"name": self.name, "labels": own},
+            "spec": {"taints": taints(self.partition)},
         }
         status = self._new_status(unreachable, {})
         try:

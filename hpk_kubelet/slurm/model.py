@@ -70,6 +70,7 @@ class Partition:
     default_time_s: int | None = None  # None: the same as max_time_s
     members: tuple[ComputeNode, ...] = ()
     gpu_resource: str = "nvidia.com/gpu"  # as which pods ask for its GPUs
+    control_job: str = ""  # id of the job whose steps its pods become; "": they get their own jobs
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def failed_ids(text: str) -> dict[str, str]:
     """scancel's complaints by job id: `… error on job id 7: Invalid job id specified`."""
     return {
         match[1]: match[2].strip()
-        for match in re.finditer(r"on job id (\d+(?:_\d+)?): ([^\n;]+)", text)
+        for match in re.finditer(r"on job id (\d+(?:[_.]\d+)?): ([^\n;]+)", text)
     }
 
 

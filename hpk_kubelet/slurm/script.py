@@ -52,6 +52,7 @@ class JobRequest:
     lasting: bool = False  # never ends by itself: gets all the time the partition gives
     limits: Partition | None = None  # of `partition`, where known
     sharing: Policy = "shared"
+    control_job: str = ""  # whose step it becomes
     tasks: int = 0  # of an array whose `pod_dir` holds `map`, a pod per line; 0: a single pod
 
     def __post_init__(self) -> None:
@@ -78,16 +79,33 @@ def parse_comment(text: str) -> tuple[str, str, str] | None:
 
 def sbatch_arguments(request: JobRequest) -> list[str]:
     """What stands between `sbatch` and the script's path."""
-    # %-signs and backslashes in a file's name mean something to Slurm.
-    output = str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
     return [
         "--parsable",
         f"--job-name={request.name}",
         f"--comment={request.comment}",
         f"--chdir={request.pod_dir}",
-        f"--output={output}",
+        f"--output={_output(request)}",
         *([f"--array=0-{request.tasks - 1}"] if request.tasks else []),
         *shape(request),
+    ]
+
+
+def step_arguments(request: JobRequest) -> list[str]:
+    """What stands between `srun` and the script's path, for a step of the control job."""
+    return [
+        f"--jobid={request.control_job}",
+        f"--job-name={request.comment}",
+        f"--chdir={request.pod_dir}",
+        f"--output={_output(request)}",
+        "--open-mode=append",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--mem={request.resources.memory_mb}M",
+        "--input=none",
+        "--export=NIL",
+        "--mpi=none",
+        "--quiet",
     ]
 
 
@@ -130,6 +148,11 @@ def shape(request: JobRequest) -> tuple[str, ...]:
     if not given("exclusive", "oversubscribe"):
         arguments += POLICIES[request.sharing].flags
     return (*arguments, *flags)
+
+
+def _output(request: JobRequest) -> str:
+    """The job's output file; %-signs and backslashes in its name mean something to Slurm."""
+    return str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
 
 
 def _time_limit(request: JobRequest, limits: Partition | None) -> str:
