@@ -1,7 +1,8 @@
-"""Waiting for file descriptors in the event loop."""
+"""Waiting for file descriptors and signals in the event loop."""
 
 import asyncio
 import os
+import signal
 from typing import Any, AsyncIterator, Awaitable, Callable, Optional
 
 LINGER = 0.5  # seconds for output to arrive after its process's end
@@ -64,3 +65,15 @@ async def _more(fd: int, exited: "Optional[asyncio.Future[Any]]") -> bool:
 
 
 Output = Callable[[str, bytes], Awaitable[None]]
+
+
+def on_signal(number: int, call: Callable[[], Any]) -> None:
+    """Has the event loop call when the signal comes. The loop's own add_signal_handler imports
+    inspect, which makes an agent a megabyte larger (see later.py)."""
+    loop = asyncio.get_running_loop()
+
+    def came(*_: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call)
+
+    signal.signal(number, came)

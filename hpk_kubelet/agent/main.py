@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from .container import StartError
 from .journal import AlreadyStarted, Journal, note, own_job
+from .later import postpone
 from .namespaces import NamespaceError
 from .setup import PodSetup, Run
 from .volumes import VolumeError
@@ -84,6 +85,7 @@ def main(argv: List[str]) -> int:
         starting.terminated = True
 
     signal.signal(signal.SIGTERM, terminated)
+    postpone("inspect")  # asyncio imports it, and a dozen others with it, for what is not done here
     try:
         if time.time() - plan["created"] > REFRESH_AFTER:
             from .refresh import refreshed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from . import wire
 from .connection import DIAL_ERRORS, dial, hello
+from .fds import on_signal
 from .journal import note, own_job
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
         starting.terminated = True
         stop.set()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated)
+    on_signal(signal.SIGTERM, terminated)
     if starting.terminated:
         stop.set()
     while not starting.terminated:

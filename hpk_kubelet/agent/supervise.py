@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from . import hostports, limits
 from .connection import Connection
+from .fds import on_signal
 from .journal import note
+from .memory import keep_small
 from .pod import Pod
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ async def _supervise(starting: "Starting") -> int:
     for name, error in starting.refused.items():
         pod.runners[name].start_error = error
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGCHLD, pod.reaper.collect)
+    on_signal(signal.SIGCHLD, pod.reaper.collect)
 
     def terminated() -> None:
         note("the job was told to end: the pod's containers get %d s" % pod.grace)
@@ -43,7 +45,7 @@ async def _supervise(starting: "Starting") -> int:
         else:
             pod.stop(pod.grace, "Terminated", "Slurm told the job to end")
 
-    loop.add_signal_handler(signal.SIGTERM, terminated)
+    on_signal(signal.SIGTERM, terminated)
     if starting.terminated:
         terminated()
     connection = Connection(pod)
@@ -53,7 +55,7 @@ async def _supervise(starting: "Starting") -> int:
         network = setup.network
         loop.add_reader(network, lambda: network.hear() or loop.remove_reader(network))
     ports = hostports.start(setup) if setup.bound else None
-    watch = loop.create_task(limits.watch(pod))
+    chores = [loop.create_task(limits.watch(pod)), loop.create_task(keep_small())]
     try:
         await pod.run(starting.volume_error)
     except Exception as e:
@@ -65,7 +67,8 @@ async def _supervise(starting: "Starting") -> int:
         ports.close()
     if setup.network is not None:
         loop.remove_reader(setup.network)
-    watch.cancel()
-    await asyncio.gather(link, watch, return_exceptions=True)
+    for chore in chores:
+        chore.cancel()
+    await asyncio.gather(link, *chores, return_exceptions=True)
     setup.clear()
     return pod.exit_status()

@@ -29,6 +29,8 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
+MADV_DONTNEED = 4
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,3 +73,8 @@ def die_with_parent(signal: int) -> None:
 def inherit_orphans() -> None:
     """What this process's descendants leave behind becomes its own child."""
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
+def madvise(address: int, length: int, advice: int) -> None:
+    result = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
+    _check(result, "madvise")
