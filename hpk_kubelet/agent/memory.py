@@ -1,8 +1,8 @@
 """Gives back the memory that the agent needed only for its start.
 
 Most of what a fresh agent has resident is the code of Python and OpenSSL that was read once: to
-import modules, to shake hands. Those pages are clean copies of files, and the kernel maps them again
-from its page cache when they are used: what an idle agent does needs few of them.
+import modules, to shake hands. Those pages are clean copies of files, which the kernel maps again
+when they are used: what an idle agent does needs few of them.
 """
 
 import asyncio
