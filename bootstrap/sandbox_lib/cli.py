@@ -25,6 +25,8 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--partitions", default="main", metavar="NAME[=NODE[+NODE…]],…",
                     help="the first is the default; without nodes: all (%(default)s)")  # fmt: skip
     up.add_argument("--accounting", action="store_true", help="slurmdbd on MariaDB")
+    up.add_argument("--cgroup", action="store_true",
+                    help="memory limits are enforced, by slurmd's cgroup plugin")  # fmt: skip
     up.add_argument("--sched-delay", type=int, metavar="S",
                     help="SchedulerParameters=batch_sched_delay (Slurm's default: 3)")  # fmt: skip
     up.add_argument("--immediate", dest="sched_delay", action="store_const", const=0,
@@ -55,7 +57,7 @@ def up(args: argparse.Namespace) -> None:
     options = Options(
         nodes=args.nodes, cpus=args.cpus, memory=args.memory, gpus=args.gpus,
         partitions=tuple(args.partitions.split(",")), accounting=args.accounting,
-        sched_delay=args.sched_delay, extra=tuple(args.slurm_conf),
+        cgroup=args.cgroup, sched_delay=args.sched_delay, extra=tuple(args.slurm_conf),
     )  # fmt: skip
     cluster.up(options)
 

@@ -59,6 +59,8 @@ def up(options: Options) -> None:
     """
     slurmconf.check(options)
     project.check()
+    if options.cgroup and not nodes.MEMORY.is_dir():
+        raise SandboxError(f"--cgroup: there is no {nodes.MEMORY} (cgroup version 1) here")
     before = current()
     if before and nodes.init_pid(HEAD):
         if options not in (before, Options()):
@@ -137,7 +139,7 @@ def prepare(options: Options, root: Path) -> None:
     files = {
         "slurm.conf": slurmconf.slurm_conf(options, first_job_id=1 + 10000 * (generation - 1)),
         "gres.conf": slurmconf.gres_conf(options),
-        "cgroup.conf": slurmconf.CGROUP_CONF,
+        "cgroup.conf": slurmconf.cgroup_conf(options),
         "htpasswd": slurmconf.HTPASSWD,
         "registry-5000.yml": slurmconf.registry_conf(5000),
         "registry-5001.yml": slurmconf.registry_conf(5001),

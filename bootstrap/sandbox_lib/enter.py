@@ -4,8 +4,8 @@ Usage: python3 -I enter.py SPEC.json, with
     {"root": path, "hostname": name or null, "argv": [...], "env": {...},
      "steps": [["mkdir", path, mode] | ["bind", from, to] | ["ro-bind", from, to]
                | ["mount", type, to, options] | ["overlay", lower, scratch, to]
-               | ["write", path, text] | ["node", path, mode, major, minor]
-               | ["link", target, path]]}
+               | ["cgroup", directory, to] | ["write", path, text]
+               | ["node", path, mode, major, minor] | ["link", target, path]]}
 Steps run in order, every path as it is before the root changes. The kernel forbids user
 namespaces inside a chroot, hence pivot_root.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
+CLONE_NEWCGROUP = 0x02000000
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,6 +57,15 @@ def overlay(lower: str, scratch: str, target: str) -> None:
     mount("hpk", target, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
 
 
+def own_cgroup(directory: str, target: str) -> None:
+    """Makes a directory of the memory controller (v1) the root of this process and its children."""
+    (Path(directory) / "cgroup.procs").write_text("0")
+    if libc.unshare(CLONE_NEWCGROUP):
+        raise OSError(ctypes.get_errno(), "unshare of the cgroup namespace")
+    Path(target).mkdir(parents=True, exist_ok=True)
+    mount("cgroup", target, "cgroup", 0, "memory")
+
+
 def step(kind: str, *args: str | int) -> None:
     words = [str(a) for a in args]
     if kind == "mkdir":
@@ -69,6 +79,8 @@ def step(kind: str, *args: str | int) -> None:
         mount("hpk", words[1], words[0], 0, words[2])
     elif kind == "overlay":
         overlay(*words)
+    elif kind == "cgroup":
+        own_cgroup(*words)
     elif kind == "write":
         Path(words[0]).unlink(missing_ok=True)  # a link there may lead out of the root
         Path(words[0]).write_text(words[1])

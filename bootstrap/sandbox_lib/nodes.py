@@ -18,6 +18,10 @@ PREFIX = f"{NAME}-"
 """Of every network namespace and veth of ours: how leftovers of a crash are found."""
 
 
+MEMORY = Path("/sys/fs/cgroup/memory")
+"""With --cgroup, each node has a directory of its own in it."""
+
+
 PROFILE = """\
 export KUBECONFIG="$HOME/.hpk/kubeconfig" HPK_COMPONENTS=/opt/hpk/components
 """
@@ -108,6 +112,12 @@ def start(options: Options, node: str, root: Path, checkout: Path, components: P
         ["write", f"{at}/etc/hostname", f"{node}\n"],
         ["write", f"{at}/etc/resolv.conf", f"nameserver {NETWORK}.2\n"],
     ]
+    if options.cgroup and node != HEAD:
+        steps += [
+            ["mkdir", str(MEMORY / f"{PREFIX}{node}"), 0o755],
+            ["mount", "tmpfs", f"{at}/sys/fs/cgroup", "mode=0755"],
+            ["cgroup", str(MEMORY / f"{PREFIX}{node}"), f"{at}/sys/fs/cgroup/memory"],
+        ]
     if node == HEAD:
         steps.append(["bind", str(state / "registry"), f"{at}/var/lib/registry"])
     inner = enter_command(
@@ -173,7 +183,8 @@ def inside(
     pid = init_pid(node)
     if pid is None:
         raise SandboxError(f"node {node} does not run: `bootstrap/sandbox up` starts the cluster")
-    words = ["/usr/bin/nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid"]
+    words = ["/usr/bin/nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid",
+             "--cgroup"]  # fmt: skip
     who = ["--pdeathsig=TERM"] if killed_with_caller else []
     if user:
         who += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
@@ -216,6 +227,13 @@ def kill(names: Sequence[str]) -> None:
         wait_for(f"the end of the processes in network namespace {name}", gone, 20, 0.01)
         run(["ip", "link", "del", name], check=False)  # gone with its peer, or never made
         run(["ip", "netns", "del", name])
+        remove_cgroups(MEMORY / name)
+
+
+def remove_cgroups(top: Path) -> None:
+    """A tree of cgroups that no process is in; without --cgroup there is none."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        Path(folder).rmdir()
 
 
 def delete_network() -> None:

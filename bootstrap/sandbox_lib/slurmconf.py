@@ -27,6 +27,7 @@ class Options:
     gpus: int = 0  # claimed, per node
     partitions: tuple[str, ...] = ("main",)  # NAME or NAME=NODE[+NODE…]; the first is the default
     accounting: bool = False
+    cgroup: bool = False  # memory limits by slurmd's cgroup plugin
     sched_delay: int | None = None  # batch_sched_delay in seconds; None: Slurm's own (3)
     extra: tuple[str, ...] = ()  # lines added to slurm.conf
 
@@ -75,9 +76,9 @@ def slurm_conf(options: Options, first_job_id: int) -> str:
         "SlurmdPidFile=/run/slurmd.pid",
         "SlurmctldLogFile=/var/log/slurm/slurmctld.log",
         "SlurmdLogFile=/var/log/slurm/slurmd.log",
-        # cgroups belong to the machine the sandbox runs on
+        # processes of all nodes are the machine's: no freezer for them
         "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        f"TaskPlugin=task/{'cgroup' if options.cgroup else 'none'}",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         # nodes claim more than the machine has
@@ -139,7 +140,11 @@ StorageLoc=slurm_acct_db
 StorageUser=slurm
 """
 
-CGROUP_CONF = "CgroupPlugin=disabled\n"
+def cgroup_conf(options: Options) -> str:
+    """cgroup.conf: without --cgroup nothing of the machine's is touched."""
+    if not options.cgroup:
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\nAllowedRAMSpace=100\n"
 
 
 def hosts(options: Options) -> str:

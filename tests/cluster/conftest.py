@@ -204,6 +204,11 @@ def busybox(registry: str) -> str:
     return f"{registry}/busybox:1"
 
 
+@pytest.fixture(scope="session")
+def agnhost(registry: str) -> str:
+    return f"{registry}/agnhost:2.63.0"
+
+
 @pytest.fixture
 def ns(alice: User, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")

@@ -22,11 +22,6 @@ def address(ns: Namespace, name: str) -> str:
     return str(ns.pod(name)["status"]["podIP"])
 
 
-@pytest.fixture(scope="session")
-def agnhost(registry: str) -> str:
-    return f"{registry}/agnhost:2.63.0"
-
-
 def server(name: str, image: str, node: str, **spec: Any) -> dict[str, Any]:
     """HTTP on port 7000 (/hostname, /clientip), the same by UDP datagrams on 7001."""
     return pod(

@@ -15,7 +15,7 @@ def limited(**limits: str) -> dict[str, Any]:
 
 
 def test_who_takes_too_much_memory_is_killed_and_nobody_else(ns: Namespace, busybox: str) -> None:
-    """Without a memory cgroup: the sandbox's nodes give jobs none."""
+    """By the agent's watch, with or without a memory cgroup around the job."""
     # a child eats, the first process would live on; all of the container dies, as in a cgroup
     greedy = pod(
         "greedy", "sh", "-c", f"({EAT}); echo survived; sleep 600", image=busybox,
