@@ -11,6 +11,8 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 MAX_LINE = 16 * 1024  # containerd's max_container_log_line_size
 MAX_SIZE = 10 * 1024 * 1024  # kubelet's containerLogMaxSize
 MAX_FILES = 5  # kubelet's containerLogMaxFiles
+INTERVAL = 10.0  # seconds: kubelet's containerLogMonitorInterval. A burst stays in one file …
+MAX_BURST = 10 * MAX_SIZE  # … up to this size, as homes are smaller than a node's disk
 
 
 def timestamp(nanoseconds: int) -> str:
@@ -76,10 +78,15 @@ class LogWriter:
     def __init__(self, path: str, complain: Callable[[str], None]) -> None:
         self.path = path
         self._complain = complain
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        self._open()
         self._dropped = 0
         self._cutters: Dict[str, LineCutter] = {}
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._opened = time.monotonic()
 
     def _cutter(self, stream: str) -> LineCutter:
         if stream not in self._cutters:
@@ -101,7 +108,8 @@ class LogWriter:
         if not lines:
             return
         data = b"".join(lines)
-        if self._size and self._size + len(data) > MAX_SIZE:
+        limit = MAX_SIZE if time.monotonic() - self._opened >= INTERVAL else MAX_BURST
+        if self._size and self._size + len(data) > limit:
             self._rotate()
         try:
             written = 0
@@ -128,8 +136,7 @@ class LogWriter:
         old = rotated(self.path)
         for path in old[: max(0, len(old) - (MAX_FILES - 1))]:
             os.unlink(path)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        self._open()
 
 
 def rotated(path: str) -> List[str]:
@@ -256,13 +263,12 @@ class LogFile:
         except FileNotFoundError:
             return False
         here = os.fstat(self._fd)
-        if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+        if os.path.samestat(there, here):
             return False
-        parts = rotated(self._path)
-        following = self._path
-        for i, part in enumerate(parts):
-            s = os.stat(part)
-            if (s.st_dev, s.st_ino) == (here.st_dev, here.st_ino) and i + 1 < len(parts):
+        parts = [*rotated(self._path), self._path]
+        following = parts[0]  # if this one is removed by now
+        for i, part in enumerate(parts[:-1]):
+            if os.path.samestat(os.stat(part), here):
                 following = parts[i + 1]
         os.close(self._fd)
         self._fd = os.open(following, os.O_RDONLY | os.O_CLOEXEC)

@@ -93,8 +93,7 @@ def execs(job: str) -> dict:
 
 
 def logs(image: str) -> dict:
-    """Followed while they are written: of a log that was rotated, as this one is, a kubelet shows
-    the last file alone. The yardstick is the same text from a file through `cat`."""
+    """Followed while they are written. The yardstick is the same text from a file through `cat`."""
     lines = MEGABYTES * 8192
     text = f"yes {LINE} | head -n {lines}"
     remove("writer")

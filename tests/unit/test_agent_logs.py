@@ -77,6 +77,7 @@ def test_rotation_keeps_the_newest_files_and_a_reader_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "MAX_SIZE", 1000)
+    monkeypatch.setattr(logs, "INTERVAL", 0.0)
     path = tmp_path / "main" / "0.log"
     path.parent.mkdir()
     writer = LogWriter(str(path), print)
@@ -94,6 +95,39 @@ def test_rotation_keeps_the_newest_files_and_a_reader_follows(
         seen += more
     assert seen == expected
     assert len(logs.rotated(str(path))) == logs.MAX_FILES - 1
+    reader.close()
+    writer.close()
+
+
+def test_a_burst_stays_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_SIZE", 1000)
+    monkeypatch.setattr(logs, "MAX_BURST", 5000)
+    path = str(tmp_path / "0.log")
+    writer = LogWriter(path, print)
+    for _ in range(40):
+        writer.write("stdout", b"x" * 60 + b"\n")
+    assert logs.rotated(path) == []
+    for _ in range(40):
+        writer.write("stdout", b"x" * 60 + b"\n")
+    assert len(logs.rotated(path)) == 1
+    writer.close()
+
+
+def test_a_reader_that_is_far_behind_goes_on_with_the_oldest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_SIZE", 10)
+    monkeypatch.setattr(logs, "INTERVAL", 0.0)
+    path = str(tmp_path / "0.log")
+    writer = LogWriter(path, print)
+    writer.write("stdout", b"0\n")
+    reader = LogFile(path, LogOptions())
+    for i in range(1, 9):
+        writer.write("stdout", b"%d\n" % i)
+    seen = b""
+    while more := reader.read():
+        seen += more
+    assert seen == b"0\n4\n5\n6\n7\n8\n"
     reader.close()
     writer.close()
 
