@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,21 +71,22 @@ def pod(name: str, image: str, command: list[str]) -> dict:
     }  # fmt: skip
 
 
-def pod_start(api: Api, image: str, name: str) -> dict:
-    """One pod, from the request that creates it to Succeeded being seen."""
+def followed(api: Api, body: dict, over: Callable[[dict], bool]) -> dict:
+    """Creates a pod and watches it until it is `over`: when it was asked for, accepted, bound, and
+    seen to be so; its last object and its directory."""
     base = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    name = body["metadata"]["name"]
     seen: dict = {}
     listening = threading.Event()
 
     def look() -> None:
-        query = f"?watch=1&fieldSelector=metadata.name={name}&sendInitialEvents=false"
-        events = api.watch(base + query.split("&send")[0])
+        events = api.watch(f"{base}?watch=1&fieldSelector=metadata.name={name}")
         listening.set()
         for at, event in events:
             whole = event["object"]
             if whole["spec"].get("nodeName"):
                 seen.setdefault("bound", at)
-            if whole["status"].get("phase") in ("Succeeded", "Failed"):
+            if over(whole):
                 seen["shown"], seen["pod"] = at, whole
                 return
 
@@ -93,22 +95,61 @@ def pod_start(api: Api, image: str, name: str) -> dict:
     listening.wait()
     time.sleep(0.05)  # the watch's request is on its way before the pod's is
     asked = time.time()
-    api.call("POST", base, pod(name, image, ["date", "+%s.%N"]))
+    api.call("POST", base, body)
     accepted = time.time()
     watcher.join(120)
-    whole = seen["pod"]
-    if whole["status"]["phase"] != "Succeeded":
-        raise SystemExit(f"{name} failed: {json.dumps(whole['status'])}")
-    directory = Path.home() / ".hpk/pods" / whole["metadata"]["uid"]
+    directory = Path.home() / ".hpk/pods" / seen["pod"]["metadata"]["uid"]
+    return {**seen, "asked": asked, "accepted": accepted, "directory": directory}
+
+
+def states(directory: Path) -> list[dict]:
+    """What a pod's agent said of it, oldest first."""
     journal = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
-    states = [line["state"] for line in journal if "state" in line]
-    log = (directory / "logs/main/0.log").read_text()
-    api.call("DELETE", f"{base}/{name}")
+    return [line["state"] for line in journal if "state" in line]
+
+
+def remove(api: Api, name: str) -> None:
+    api.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+
+
+def pod_start(api: Api, image: str, name: str) -> dict:
+    """One pod, from the request that creates it to Succeeded being seen."""
+    seen = followed(
+        api,
+        pod(name, image, ["date", "+%s.%N"]),
+        lambda whole: whole["status"].get("phase") in ("Succeeded", "Failed"),
+    )
+    if seen["pod"]["status"]["phase"] != "Succeeded":
+        raise SystemExit(f"{name} failed: {json.dumps(seen['pod']['status'])}")
+    told = states(seen["directory"])
+    log = (seen["directory"] / "logs/main/0.log").read_text()
+    remove(api, name)
     return {
-        "asked": asked, "accepted": accepted, "bound": seen["bound"], "shown": seen["shown"],
-        "job": states[-1]["jobId"], "agent": states[0]["startedAt"],
+        "asked": seen["asked"], "accepted": seen["accepted"], "bound": seen["bound"],
+        "shown": seen["shown"], "job": told[-1]["jobId"], "agent": told[0]["startedAt"],
         "first": float(log.split()[-1]),
     }  # fmt: skip
+
+
+def pod_ready(api: Api, image: str, name: str, containers: int) -> dict:
+    """One pod that sleeps, to its Ready being seen; of several containers, the second has a
+    readiness probe and the third a startup probe."""
+    body = pod(name, image, ["sleep", "1000"])
+    probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+    kinds: list[dict] = [{}, {"readinessProbe": probe}, {"startupProbe": probe}]
+    first = body["spec"]["containers"][0]
+    body["spec"].update(
+        terminationGracePeriodSeconds=0,
+        containers=[{**first, "name": f"c{i}", **kinds[i]} for i in range(containers)],
+    )
+
+    def ready(whole: dict) -> bool:
+        conditions = whole["status"].get("conditions") or ()
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    seen = followed(api, body, ready)
+    remove(api, name)
+    return {"shown": seen["shown"], "job": states(seen["directory"])[-1]["jobId"]}
 
 
 def bare_start(rootfs: str, name: str) -> dict:
@@ -158,6 +199,17 @@ def start(api: Api, image: str, rootfs: str, count: int) -> dict:
     return {"pairs": pairs}
 
 
+def ready(api: Api, image: str, count: int) -> dict:
+    """Pairs, interleaved: a pod of three containers with two probes, and one of one without."""
+    pairs = []
+    for i in range(-1, count):
+        pair = [pod_ready(api, image, f"ready-{n}-{i + 1}", n) for n in (3, 1)]
+        idle()
+        if i >= 0:
+            pairs.append(pair)
+    return {"pairs": pairs}
+
+
 def job_of_pods(api: Api, image: str, count: int) -> dict:
     base = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
     spec = pod("x", image, ["true"])["spec"]
@@ -202,6 +254,8 @@ def main() -> None:
         time.sleep(0.05)
     if what == "start":
         result = start(api, rest[0], rest[1], int(rest[2]))
+    elif what == "ready":
+        result = ready(api, rest[0], int(rest[1]))
     elif what == "many":
         count = int(rest[2])
         result = {"bare": job_of_batches(rest[1], count)}

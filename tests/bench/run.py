@@ -133,6 +133,26 @@ def start(image: str, rootfs: str, count: int) -> str:
     )  # fmt: skip
 
 
+def ready(image: str, count: int) -> str:
+    pairs = inside("ready", image, str(count))["pairs"]
+    log = Slurmctld()
+    three, one = (
+        [pair[i]["shown"] - log.allocated[pair[i]["job"]] for pair in pairs] for i in (0, 1)
+    )
+    return "\n".join(
+        [
+            "## Start of a pod with 3 containers and 2 probes",
+            "",
+            "Allocated by Slurm → Ready is seen in a watch.",
+            "",
+            HEAD,
+            row("3 containers, a readiness and a startup probe (exec)", three),
+            row("1 container, no probe", one),
+            "",
+        ]
+    )
+
+
 def many(image: str, rootfs: str, count: int) -> str:
     result = inside("many", image, rootfs, str(count))
     pods = result["pods"]["seconds"]
@@ -229,6 +249,7 @@ def main() -> None:
     ).stdout.strip()  # fmt: skip
     parts = {
         "start": lambda: start(image, rootfs, options.pairs),
+        "ready": lambda: ready(f"{registry}/busybox:1", options.pairs),
         "many": lambda: many(image, rootfs, options.pods),
         "bulk": lambda: bulk.section(inside(str(options.bulk), image, module="bulk"), options.bulk),
         "serving": lambda: serving.section(inside(f"{registry}/busybox:1", module="serving")),
