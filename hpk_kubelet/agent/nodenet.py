@@ -22,6 +22,7 @@ from .netlink import UNREACHABLE, Netlink, watch_links
 INTERFACE = "eth0"  # of the namespace, towards the node: pasta's
 NODE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): inside, the node itself
 RESOLVER = "192.0.2.53"  # inside, the node's own resolver
+_VXLAN_BYTES = 50  # around each packet: outer IP, UDP, VXLAN, inner Ethernet
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B  # netdevice(7)
 # What kube-proxy leaves behind; `table` makes what there is not, so that it can be deleted.
 _NO_PROXY = "".join("table %s kube-proxy\ndelete table %s kube-proxy\n" % (f, f)
@@ -149,7 +150,22 @@ def prepare_network(
         netlink.add_route(network, kind=UNREACHABLE)
     if not _has_default_route():
         netlink.add_route("0.0.0.0/0", index=socket.if_nametoindex(INTERFACE))
+    make_tunnel(netlink, facts, host_ip)
     run_nft(rules(facts, host_ip))
+
+
+def make_tunnel(netlink: Netlink, facts: Dict[str, Any], host_ip: str) -> None:
+    """flannel's device, which flanneld takes as it finds it, made so that all packets between two
+    nodes are one flow: by itself VXLAN gives each connection between pods a source port of its
+    own, and pasta keeps two sockets for each for three minutes, until it may open no more. The
+    hardware address stays the same from one owner to the next: so the other nodes find it."""
+    name = "flannel.%d" % facts.get("vni", 0)
+    if "vni" not in facts or name in (link for _, link in socket.if_nameindex()):
+        return
+    netlink.add_vxlan(
+        name, b"\x02\x00" + socket.inet_aton(host_ip), facts["vni"],
+        socket.if_nametoindex(INTERFACE), host_ip, facts["vxlanPort"], facts["mtu"] - _VXLAN_BYTES,
+    )  # fmt: skip
 
 
 def _has_address(s: socket.socket) -> bool:

@@ -81,6 +81,7 @@ class PodNetwork:
             file=str(facts_file(paths)),
             podCIDR=chosen.pod_cidr,
             serviceCIDR=SERVICE_CIDR,
+            vni=chosen.vni,
             vxlanPort=chosen.vxlan_port,
             interface=self._config.network_interface,
             mtu=self._config.network_mtu,

@@ -155,6 +155,7 @@ class NetworkFacts(TypedDict):
     file: str  # where the newest facts are, in case no kubelet tells
     podCIDR: str
     serviceCIDR: str
+    vni: NotRequired[int]  # of VXLAN; facts of older control planes have none
     vxlanPort: int  # UDP, the same on all nodes
     interface: str  # of the nodes; "": the one towards etcd
     mtu: int  # of a node network's way out, in bytes; pods have what VXLAN leaves of it

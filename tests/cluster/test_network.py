@@ -78,6 +78,21 @@ def test_a_large_transfer_arrives_whole(ns: Namespace, busybox: str) -> None:
     assert ns.logs("sink") == ns.logs("source")
 
 
+def test_many_connections_between_nodes_are_one_flow(
+    ns: Namespace, agnhost: str, alice: User
+) -> None:
+    """pasta keeps sockets for each flow for minutes, and may open only so many."""
+    ns.create(server("near", agnhost, "node1"), server("far", agnhost, "node2"))
+    ns.wait_ready("near")
+    ns.wait_ready("far")
+    url = f"http://{address(ns, 'far')}:7000/hostname"
+    script = f"for i in $(seq 100); do wget -T3 -qO- {url}; done"
+    assert ns.kubectl("exec", "near", "--", "sh", "-c", script).out == "far" * 100
+    port = json.loads(alice.run("sh", "-c", "cat ~/.hpk/network.json").out)["vxlanPort"]
+    flows = alice.run("ss", "-Hunap", f"sport = :{port} or dport = :{port}", node="node2").out
+    assert 0 < len(flows.splitlines()) < 10
+
+
 def test_names_and_addresses_in_the_pod(ns: Namespace, busybox: str) -> None:
     whole = pod(
         "named", "sh", "-c",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpk_kubelet.agent.keeper import Gone, Keeper, newer, peer_uid, receive, send
-from hpk_kubelet.agent.netlink import attribute
+from hpk_kubelet.agent.netlink import Netlink, attribute
 from hpk_kubelet.agent.ports import PortTaken, listen
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.network.facts import Chosen, choose, free_udp_port
@@ -75,6 +75,17 @@ def test_attributes_are_padded() -> None:
     assert attribute(3, "abc") == struct.pack("=HH", 8, 3) + b"abc\0"
     assert attribute(1, b"\1\2\3\4\5\6") == struct.pack("=HH", 10, 1) + b"\1\2\3\4\5\6\0\0"
     assert attribute(4, 1450) == struct.pack("=HHI", 8, 4, 1450)
+
+
+@pytest.mark.parametrize(("port", "last"), [(21001, 21002), (65535, 65535)])
+def test_a_tunnel_has_one_source_port(
+    monkeypatch: pytest.MonkeyPatch, port: int, last: int
+) -> None:
+    netlink, sent = Netlink(), []
+    monkeypatch.setattr(netlink, "_change", lambda *order: sent.append(order))
+    netlink.add_vxlan("flannel.7", bytes(6), 7, 2, "10.0.0.1", port, 1450)
+    netlink.close()
+    assert attribute(10, struct.pack("!HH", port, last)) in sent[0][2]
 
 
 def test_ports_of_the_node_are_all_bound_or_none() -> None:
