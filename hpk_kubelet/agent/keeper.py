@@ -13,6 +13,10 @@ Messages are JSON objects, one per packet:
                      {"ready": {subnet, network, mtu, hostIP, subnetFile, base}}
                      {"error": sentence}              it is not ready, or not whole, because …
 The agent has the same conversation with its keeper, whoever the owner is.
+
+Pods outlive an upgrade, so keepers of different releases share a node. Therefore these messages are
+only ever extended: no key changes its meaning or goes away, a reader ignores what it does not know
+and does without what is not there. tests/unit/test_agent_releases.py has the first release's.
 """
 
 import contextlib
