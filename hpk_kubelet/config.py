@@ -58,6 +58,19 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     """sbatch flags (`--nice=…`, `--qos=…`) for the pods of a PriorityClass, by its name."""
     sharing: Literal["shared", "exclusive"] = "shared"
     """`exclusive`: no jobs of other users on the compute nodes of pods."""
+    backend: Literal["auto", "commands", "slurmrestd"] = "auto"
+    """`slurmrestd` is faster at submitting and cancelling; `auto` uses it where it is installed."""
+    rest_url: str = ""
+    """Of the site's own slurmrestd, `https://host:port`; empty: HPK runs one on a Unix socket."""
+    rest_token_file: str = ""
+    """Holds the token (JWT) for `rest_url`."""
+
+    def __post_init__(self) -> None:
+        _absolute("restTokenFile", self.rest_token_file)
+        if self.rest_url and not self.rest_url.startswith(("https://", "http://")):
+            raise ValueError(f"restUrl: {self.rest_url!r} is not an http:// or https:// URL")
+        if bool(self.rest_url) != bool(self.rest_token_file):
+            raise ValueError("restUrl and restTokenFile go together")
 
 
 class VolumeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):

@@ -21,6 +21,7 @@ from hpk_kubelet.controlplane import components
 from hpk_kubelet.controlplane.addresses import node_address, port_range
 from hpk_kubelet.controlplane.files import make_private_dir
 from hpk_kubelet.errors import HPKError
+from hpk_kubelet.slurm import choice
 
 Level = Literal["ok", "warn", "fail"]
 SLOW_FSYNC = 0.05  # seconds; etcd warns from 0.1 on, and every write to the API waits for one
@@ -43,6 +44,7 @@ class Finding:
 def examine(config: Config, paths: Paths) -> Iterator[Finding]:
     """Every check in turn, so that a slow one doesn't hold back what is known already."""
     yield from slurm_commands()
+    yield Finding("ok", "backend", choice.words(config.slurm))
     yield apptainer()
     yield user_namespaces()
     yield subordinate_ids(pwd.getpwuid(os.getuid()).pw_name, os.getuid(), Path("/etc/subuid"))

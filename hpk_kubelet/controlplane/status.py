@@ -34,6 +34,7 @@ class State:
     api: bool
     nodes: Mapping[str, bool]  # name → Ready
     pods: Mapping[str, int]  # phase → how many
+    slurm: str = ""  # whether it answers and how it is spoken to, as the kubelet sees it
 
     @property
     def complete(self) -> bool:
@@ -63,6 +64,12 @@ def node_ready(node: Mapping[str, Any], since: str) -> bool:
         c["type"] == "Ready" and c["status"] == "True" and c["lastHeartbeatTime"][:19] >= since[:19]
         for c in conditions
     )
+
+
+def slurm_words(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """What the nodes say about Slurm; all say the same."""
+    conditions = (c for n in nodes for c in n.get("status", {}).get("conditions", ()))
+    return next((c["message"] for c in conditions if c["type"] == "SlurmReachable"), "")
 
 
 def count_phases(pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -109,7 +116,7 @@ async def look(paths: Paths, where: tuple[Control | None, jobs.Job | None, bool]
     control, job, process = where
     nodes: dict[str, bool] = {}
     pods: dict[str, int] = {}
-    api = False
+    api, slurm = False, ""
     if control is not None and (process or (job is not None and job.id == control.job)):
         with contextlib.suppress(OSError, ssl.SSLError, HPKError):
             client = ApiClient.from_kubeconfig(paths.kubeconfig)
@@ -118,9 +125,10 @@ async def look(paths: Paths, where: tuple[Control | None, jobs.Job | None, bool]
                 nodes = {
                     n["metadata"]["name"]: node_ready(n, control.started) for n in listing["items"]
                 }
+                slurm = slurm_words(listing["items"])
                 pods = count_phases((await client.get_json("/api/v1/pods"))["items"])
                 api = True
-    return State(control, job, process, api, nodes, pods)
+    return State(control, job, process, api, nodes, pods, slurm)
 
 
 async def status(paths: Paths, wait: float, say: Callable[[str], None]) -> None:
@@ -161,6 +169,8 @@ def describe(paths: Paths, state: State) -> list[str]:
             lines.append(f"node         {name} {'Ready' if ready else 'NotReady'}")
         if state.control.network:
             lines.append(f"network      {state.control.network}")
+        if state.slurm:
+            lines.append(f"Slurm        {state.slurm}")
         total = ", ".join(f"{n} {phase}" for phase, n in sorted(state.pods.items()))
         lines.append(f"pods         {total or 'none'}")
         lines.append(f"kubectl      export KUBECONFIG={paths.kubeconfig}")

@@ -31,7 +31,7 @@ from hpk_kubelet.server.api import KubeletServer, server_context
 from hpk_kubelet.server.log_files import read_files
 from hpk_kubelet.server.metrics import Metrics
 from hpk_kubelet.slurm.backend import Backend, Partition
-from hpk_kubelet.slurm.commands import CommandBackend
+from hpk_kubelet.slurm.choice import make_backend
 from hpk_kubelet.slurm.steps import ControlJobBackend
 from hpk_kubelet.spec.sysctls import check_allowed
 
@@ -107,6 +107,8 @@ async def serve(config: Config, paths: Paths) -> None:
     )
     paths.pods.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    jobs = make_backend(config.slurm, paths.run / "slurmrestd")
+
     async def make_node(kubelet: Kubelet, name: str, partition: Partition) -> VirtualNode:
         client = await Client.from_kubeconfig(
             await asyncio.to_thread(write_node_kubeconfig, paths, name)
@@ -119,14 +121,15 @@ async def serve(config: Config, paths: Paths) -> None:
             config.max_pods,
             offered=kubelet.offered,
             full=kubelet.disk.pressure,
+            way=jobs.way,
             on_pod=kubelet.pod_changed,
             on_written=kubelet.status_written,
             on_refused=kubelet.status_refused,
         )
 
-    backend: Backend = CommandBackend()
+    backend: Backend = jobs
     if control.job is not None:
-        backend = ControlJobBackend(backend, control.job)
+        backend = ControlJobBackend(jobs, control.job)
     kubelet = Kubelet(site, backend, pki.cluster_id(), install(paths.agent), make_node)
     kubelet.agents = AgentServer(kubelet, server_context(pair.cert, pair.key))
     context = server_context(pair.cert, pair.key, pki.ca.cert, pki.front_proxy_ca.cert)
@@ -135,6 +138,7 @@ async def serve(config: Config, paths: Paths) -> None:
     try:
         agents_port = await kubelet.agents.start("0.0.0.0", ports["agents"])
         await server.start("0.0.0.0", ports["kubelet"])
+        await jobs.start()
         # Nothing of what was imported and made so far will ever be garbage.
         gc.collect()
         gc.freeze()
@@ -144,6 +148,7 @@ async def serve(config: Config, paths: Paths) -> None:
         await kubelet.close()
         await server.close()
         await kubelet.agents.close()
+        await jobs.close()
         await images.close()
 
 

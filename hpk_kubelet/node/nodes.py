@@ -98,9 +98,11 @@ def conditions(
     previous: Iterable[Mapping[str, Any]],
     now: str,
     full: str = "",
+    way: str = "",
 ) -> list[Object]:
     """`unreachable`: why Slurm does not answer, "" while it does. The node stays Ready then: its
-    pods go on, and must not be evicted. `full`: why there is no room in HPK's home."""
+    pods go on, and must not be evicted. `full`: why there is no room in HPK's home. `way`: how jobs
+    are submitted."""
     wanted = {
         "Ready": ("True", *_UP),
         "MemoryPressure": ("False", "SlurmSchedules", "Slurm gives each pod's job its memory"),
@@ -110,7 +112,7 @@ def conditions(
         "PIDPressure": ("False", "SlurmSchedules", "processes belong to the compute nodes"),
         "SlurmReachable": ("False", "SlurmUnreachable", unreachable)
         if unreachable
-        else ("True", "SlurmAnswers", "slurmctld answers"),
+        else ("True", "SlurmAnswers", f"slurmctld answers; jobs go by {way}"),
         "PartitionUp": ("True", "PartitionUp", "the partition takes and starts jobs")
         if partition.up
         else ("False", "PartitionDown", "the partition starts no jobs at the moment"),
@@ -142,13 +144,14 @@ def node_status(
     now: str,
     offered: Amounts,
     full: str = "",
+    way: str = "",
 ) -> Object:
     capacity, allocatable = resources(partition, max_pods, offered)
     return {
         "capacity": capacity,
         "allocatable": allocatable,
         "conditions": conditions(
-            partition, unreachable, previous.get("conditions") or (), now, full
+            partition, unreachable, previous.get("conditions") or (), now, full, way
         ),
         "addresses": [
             {"type": "InternalIP", "address": host.address},

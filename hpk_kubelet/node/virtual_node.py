@@ -38,6 +38,7 @@ class VirtualNode:
         *,
         offered: Callable[[Partition], Amounts],
         full: Callable[[], str],
+        way: Callable[[], str],
         on_pod: Callable[[VirtualNode, Change], None],
         on_written: Callable[[str, Object], None],
         on_refused: Callable[[str, ApiError], None],
@@ -48,6 +49,7 @@ class VirtualNode:
         self.host = host
         self.offered = offered
         self.full = full
+        self.way = way
         self.running: list[asyncio.Task[None]] = []
         self.objects = ObjectCache(client)
         self.watches = Watches(client, self.objects)
@@ -158,6 +160,7 @@ class VirtualNode:
             rfc3339(now()),
             self.offered(self.partition),
             self.full(),
+            self.way(),
         )
 
     async def _update(self, unreachable: str) -> None:

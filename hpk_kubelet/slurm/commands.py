@@ -131,6 +131,16 @@ class CommandBackend:
         self._submitting = asyncio.Semaphore(_PARALLEL_SUBMISSIONS)
         self._accounting = True
 
+    async def start(self) -> None:
+        """Of what has to run beside; the commands need nothing."""
+
+    async def close(self) -> None:
+        pass
+
+    def way(self) -> str:
+        """Through what jobs are submitted and cancelled at the moment, for people to read."""
+        return "sbatch and scancel"
+
     async def submit(
         self, submissions: Sequence[Submission]
     ) -> list[str | SubmitError | UnreachableError]:
@@ -178,15 +188,22 @@ class CommandBackend:
             kinds.setdefault((cancel.signal, cancel.batch_only), []).append(cancel.job_id)
         answers: dict[str, SubmitError | UnreachableError] = {}
         for (signal, batch_only), ids in kinds.items():
-            options = [f"--signal={signal}"] * bool(signal) + ["--batch"] * batch_only
-            for chunk in _chunks(ids):
-                answers |= await self._scancel(options, chunk)
+            answers |= await self._signal(signal, batch_only, ids)
         return [answers.get(cancel.job_id) for cancel in cancels]
+
+    async def _signal(
+        self, signal: str, batch_only: bool, ids: Sequence[str]
+    ) -> dict[str, SubmitError | UnreachableError]:
+        """Why not, for those jobs that were neither signalled nor over."""
+        options = [f"--signal={signal}"] * bool(signal) + ["--batch"] * batch_only
+        answers: dict[str, SubmitError | UnreachableError] = {}
+        for chunk in _chunks(ids):
+            answers |= await self._scancel(options, chunk)
+        return answers
 
     async def _scancel(
         self, options: Sequence[str], ids: Sequence[str]
     ) -> dict[str, SubmitError | UnreachableError]:
-        """Why not, for those jobs that were neither cancelled nor over."""
         try:
             await run("scancel", *options, *ids)
         except UnreachableError as e:

@@ -78,3 +78,4 @@ class Limits:
     """Of the cluster, as its configuration has them."""
 
     array_size: int = 0  # tasks an array may have; below 2 there are no arrays
+    client_filters: str = ""  # plugins that sbatch itself runs, and slurmrestd does not

@@ -91,8 +91,12 @@ def jobs(text: str) -> list[Job]:
 
 def limits(text: str) -> Limits:
     """`scontrol show config`."""
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.M)
-    return Limits(array_size=int(match[1]) if match else 0)
+    fields = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", text, re.M))
+    size = fields.get("MaxArraySize", "")
+    return Limits(
+        array_size=int(size) if size.isdigit() else 0,
+        client_filters=_none(fields.get("CliFilterPlugins", "")),
+    )
 
 
 def failed_ids(text: str) -> dict[str, str]:

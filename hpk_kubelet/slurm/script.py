@@ -77,6 +77,11 @@ def parse_comment(text: str) -> tuple[str, str, str] | None:
     return (parts[1], parts[2], parts[3]) if len(parts) == 4 and parts[0] == "hpk" else None
 
 
+def output_path(request: JobRequest) -> str:
+    """Where the script's output goes: %-signs and backslashes in it mean something to Slurm."""
+    return str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
+
+
 def sbatch_arguments(request: JobRequest) -> list[str]:
     """What stands between `sbatch` and the script's path."""
     return [
@@ -84,7 +89,7 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
         f"--job-name={request.name}",
         f"--comment={request.comment}",
         f"--chdir={request.pod_dir}",
-        f"--output={_output(request)}",
+        f"--output={output_path(request)}",
         *([f"--array=0-{request.tasks - 1}"] if request.tasks else []),
         *shape(request),
     ]
@@ -96,7 +101,7 @@ def step_arguments(request: JobRequest) -> list[str]:
         f"--jobid={request.control_job}",
         f"--job-name={request.comment}",
         f"--chdir={request.pod_dir}",
-        f"--output={_output(request)}",
+        f"--output={output_path(request)}",
         "--open-mode=append",
         "--overlap",
         "--nodes=1",
@@ -148,11 +153,6 @@ def shape(request: JobRequest) -> tuple[str, ...]:
     if not given("exclusive", "oversubscribe"):
         arguments += POLICIES[request.sharing].flags
     return (*arguments, *flags)
-
-
-def _output(request: JobRequest) -> str:
-    """The job's output file; %-signs and backslashes in its name mean something to Slurm."""
-    return str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
 
 
 def _time_limit(request: JobRequest, limits: Partition | None) -> str:
