@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ from hpk_kubelet.spec.resources import JobResources
 from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "slurm_templates"
+# The last is the kubelet's own, which a site with an old Python was given (singularity/hpk.def).
 # A name with its version in it needs no process to ask for it: a few milliseconds of every start.
-PYTHONS = (*(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)), "python3")
+PYTHONS = (*(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)), "python3", sys.executable)
 AGENT_MARGIN_S = 15
 """What the agent has, beyond the grace period, between the signal and the time limit."""
 _LONGEST_WARNING_S = 65535  # sbatch(1), --signal
