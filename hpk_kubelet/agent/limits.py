@@ -28,26 +28,31 @@ EVICTION_GRACE = 1.0
 
 async def watch(pod: "Pod") -> None:
     """Until cancelled."""
-    limits = {
-        name: int(runner.container["memoryLimit"])
-        for name, runner in pod.runners.items()
-        if runner.container.get("memoryLimit") and not runner.container.get("mpi")
-    }
     work = []
-    if limits:
-        work.append(_watch_memory(pod, limits))
-    if has_disk_limits(pod):
+    more = bool(pod.plan.get("misconfigured"))  # containers with limits of their own may come
+    if memory_limits(pod) or more:
+        work.append(_watch_memory(pod))
+    if has_disk_limits(pod) or more:
         work.append(_watch_disk(pod))
     await asyncio.gather(*work)
 
 
-async def _watch_memory(pod: "Pod", limits: Dict[str, int]) -> None:
+def memory_limits(pod: "Pod") -> Dict[str, int]:
+    """Bytes, by container."""
+    return {
+        name: int(runner.container["memoryLimit"])
+        for name, runner in pod.runners.items()
+        if runner.container.get("memoryLimit") and not runner.container.get("mpi")
+    }
+
+
+async def _watch_memory(pod: "Pod") -> None:
     used: Dict[str, int] = {}
     pause = FASTEST
     while True:
         await asyncio.sleep(pause)
         before, used = used, {}
-        longest = SLOWEST
+        longest, limits = SLOWEST, memory_limits(pod)
         for name, pids in usage.processes(pod.runners).items():
             if name not in limits:
                 continue

@@ -65,6 +65,9 @@ class Pod:
         self._flush_due = False
         self._tasks: Set["asyncio.Task[Any]"] = set()
         self._lives: "Dict[str, asyncio.Task[None]]" = {}  # of the containers that began
+        self._awaited: Set[str] = set(plan.get("misconfigured", ()))  # main ones yet to be told of
+        self._initialized = False
+        self._taken = asyncio.Event()  # set (and replaced) when a main one was told of
 
     # --- what others read and say ------------------------------------------------------------
 
@@ -169,24 +172,36 @@ class Pod:
         lives = self._lives
         try:
             if await self._initialize(sidecars, lives):
-                main = [self.runners[c["name"]] for c in self.plan["containers"]]
-                for runner in main:
-                    lives[runner.name] = asyncio.ensure_future(runner.live())
-                stopping = asyncio.ensure_future(self.stopping.wait())
-                alive = {lives[runner.name] for runner in main}
-                while alive and not stopping.done():
-                    done, _ = await asyncio.wait(
-                        alive | {stopping}, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    for task in done & alive:
-                        task.result()
-                    alive -= done
-                stopping.cancel()
+                self._initialized = True
+                for container in self.plan["containers"]:
+                    self._begin(container["name"])
+                await self._outlive_main()
         finally:
             await self._end(sidecars, lives)
         self._finished = True
         self.changed()
         self.flush()
+
+    def _begin(self, name: str) -> None:
+        self._lives[name] = asyncio.ensure_future(self.runners[name].live())
+
+    async def _outlive_main(self) -> None:
+        """Until the main containers are over, those yet to come included, or the pod stops."""
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        over: "Set[asyncio.Future[Any]]" = set()
+        while not stopping.done():
+            main = {self._lives[container["name"]] for container in self.plan["containers"]}
+            if main <= over and not self._awaited:
+                break
+            taken = asyncio.ensure_future(self._taken.wait())
+            done, _ = await asyncio.wait(
+                (main - over) | {stopping, taken}, return_when=asyncio.FIRST_COMPLETED
+            )
+            taken.cancel()
+            for task in done & main:
+                task.result()
+            over |= done
+        stopping.cancel()
 
     async def _wait_for_volumes(self, error: VolumeError) -> None:
         """kubelet's way: try again, less and less often, and say so."""
@@ -248,8 +263,9 @@ class Pod:
             task.cancel()
 
     def take_container(self, container: Dict[str, Any]) -> None:
-        """One that is new is started (nothing waits for it, and it ends with the others); one with
-        another image than it runs with is restarted."""
+        """One that is new is started: an ephemeral one, for which nothing waits and which ends with
+        the others, or a main one that could not be configured before. One with another image than
+        it runs with is restarted."""
         name = container["name"]
         if self.stopping.is_set():
             return
@@ -257,8 +273,17 @@ class Pod:
             self.runners[name].replace(container)
             return
         runner = self.runners[name] = Runner(self, container, False)
-        runner.state["waiting"] = {"reason": "ContainerCreating"}
-        self._lives[name] = asyncio.ensure_future(runner.live())
+        runner.state["image"] = container["image"]["reference"]
+        is_main = name in self._awaited
+        if is_main:
+            self._awaited.discard(name)
+            self.plan["containers"].append(container)
+        if self._initialized or not is_main:
+            runner.state["waiting"] = {"reason": "ContainerCreating"}
+            self._begin(name)
+        if is_main:
+            taken, self._taken = self._taken, asyncio.Event()
+            taken.set()
         self.changed()
 
     def limit(self, active: Optional[int]) -> None:

@@ -20,8 +20,9 @@ Kubelet → agent:
     stop     {gracePeriodSeconds}     delete the pod: preStop, stop signal, grace, KILL. Again with
                                       a smaller value shortens the grace
     limit    {activeDeadlineSeconds}  the pod's new one, null for none
-    container {container: ContainerPlan}   an ephemeral container, or one of the pod's with another
-                                      image, which is restarted; without effect the second time
+    container {container: ContainerPlan}   an ephemeral container, a main one that could not be
+                                      configured before, or one with another image, which is
+                                      restarted; without effect the second time
     network  {facts: NetworkFacts}    the newest facts of the pod network
     open     {stream, kind, …}        kind "exec": container, command, tty, stdin
                                            "attach": container, tty, stdin

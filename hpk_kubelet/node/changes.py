@@ -1,5 +1,5 @@
-"""What may change in a pod that runs: ephemeral containers (`kubectl debug`) come, images are
-replaced, activeDeadlineSeconds is shortened."""
+"""What may change in a pod that runs: ephemeral containers (`kubectl debug`) come, containers that
+could not be configured can be, images are replaced, activeDeadlineSeconds is shortened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.backoff import Backoff
 from hpk_kubelet.node.facts import Object
-from hpk_kubelet.node.prepare import PullFailed, prepare_container
+from hpk_kubelet.node.prepare import prepare_container
+from hpk_kubelet.node.pulls import PullFailed
 from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent
 from hpk_kubelet.spec.errors import ConfigError
@@ -51,12 +52,16 @@ class Changes(Worker):
         spec = self.pod["spec"]
         known = self.state["containers"] if self.state is not None else {}
         planned = {c["name"]: c for c in self.plan["containers"]} if self.plan is not None else {}
-        found = [c for c in spec.get("ephemeralContainers") or () if c["name"] not in known]
+        late = self.plan.get("misconfigured", {}) if self.plan is not None else {}
+        new = [*(spec.get("ephemeralContainers") or ())]
+        new += [c for c in spec["containers"] if c["name"] in late]
+        found = [c for c in new if c["name"] not in known]
         for container in spec["containers"]:
             plan, state = planned.get(container["name"]), known.get(container["name"])
-            if plan is None or state is None or "mpi" in plan:
+            if state is None or (plan is not None and "mpi" in plan):
                 continue
-            if container["image"] != state.get("image", plan["image"]["reference"]):
+            first = plan["image"]["reference"] if plan is not None else container["image"]
+            if container["image"] != state.get("image", first):
                 found.append(container)
         return found
 
@@ -92,10 +97,7 @@ class Changes(Worker):
             retry.until = time.monotonic() + 5.0
             return
         except PullFailed as e:
-            failure = e.failures[name]
-            self.container_waiting[name] = Waiting(failure.reason, str(failure))
-            message = f'Failed to pull image "{image}": {failure}'
-            self.say("Warning", "Failed", message, path)
+            self.pull_failed(name, image, e.failures[name])
         except ConfigError as e:
             self.container_waiting[name] = Waiting(e.reason, e.message)
             self.say("Warning", *e.event, path)

@@ -15,7 +15,7 @@ from hpk_kubelet.node import verdict
 from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.decide import Progress, Stage, View, Want
 from hpk_kubelet.node.jobs import Snapshot
-from hpk_kubelet.node.prepare import containers, ephemeral_containers
+from hpk_kubelet.node.pulls import containers, ephemeral_containers
 from hpk_kubelet.node.store import PodDir
 from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.server.agents import Agent

@@ -8,35 +8,32 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.config import Config, Paths
-from hpk_kubelet.errors import HPKError
-from hpk_kubelet.images.auth import Keyring, pull_secrets_keyring
-from hpk_kubelet.images.errors import ImagePullError
-from hpk_kubelet.images.store import Image, ImageStore, Policy, pulled_message
+from hpk_kubelet.images.store import Image, ImageStore
 from hpk_kubelet.images.users import resolve_user
 from hpk_kubelet.kube.client import Client
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.objects import Key, Object, ObjectCache, Token, request_tokens
+from hpk_kubelet.node.pulls import Say, pull_images, with_volumes
 from hpk_kubelet.node.store import PodDir
 from hpk_kubelet.spec.build import build_plan
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.inputs import PlanInputs
 from hpk_kubelet.spec.plan import ContainerPlan, PodPlan
-from hpk_kubelet.spec.references import image_pull_secrets, references
+from hpk_kubelet.spec.references import references
 from hpk_kubelet.spec.resources import granted
 from hpk_kubelet.volumes import (
     TokenRequest,
     Volume,
     VolumeInputs,
-    image_volumes,
     resolve_files,
     resolve_volumes,
     token_requests,
@@ -45,9 +42,6 @@ from hpk_kubelet.volumes import (
 from hpk_kubelet.volumes.image import PREFIX
 
 log = logging.getLogger(__name__)
-
-Say = Callable[[str, str, str, str], None]
-"""(type, reason, message, field path) of an Event on the pod."""
 
 
 class Node(Protocol):
@@ -73,99 +67,10 @@ class Site:
     network: NetworkNews
 
 
-class PullFailed(HPKError):
-    """At least one image could not be had; `failures` is by container."""
-
-    def __init__(self, failures: dict[str, ImagePullError]) -> None:
-        super().__init__("; ".join(map(str, failures.values())))
-        self.failures = failures
-
-
 @dataclass(frozen=True)
 class Prepared:
     plan: PodPlan
     tokens: Mapping[TokenRequest, Token]
-
-
-def containers(pod: Object) -> list[tuple[Object, str]]:
-    """Each container with its field path, in the order they start."""
-    spec = pod["spec"]
-    return [
-        (container, f"spec.{key}{{{container['name']}}}")
-        for key in ("initContainers", "containers")
-        for container in spec.get(key) or ()
-    ]
-
-
-def ephemeral_containers(pod: Object) -> list[tuple[Object, str]]:
-    """Those of `kubectl debug`, each with its field path."""
-    return [
-        (container, f"spec.ephemeralContainers{{{container['name']}}}")
-        for container in pod["spec"].get("ephemeralContainers") or ()
-    ]
-
-
-async def pull_images(
-    pod: Object,
-    node: Node,
-    site: Site,
-    say: Say,
-    all_of_them: Sequence[tuple[Object, str]] = (),
-) -> dict[str, Image]:
-    """The image of each container (the pod's, unless others are named); PullFailed once all pulls
-    have ended."""
-    all_of_them = all_of_them or containers(pod)
-    names = image_pull_secrets(pod)
-    keyring = Keyring()
-    if names:
-        wanted: list[Key] = [("Secret", name) for name in names]
-        found = await node.objects.get(pod["metadata"]["namespace"], wanted)
-        if missing := [name for (_, name), secret in found.items() if secret is None]:
-            say("Warning", "FailedToRetrieveImagePullSecret",
-                f"Unable to retrieve some image pull secrets ({', '.join(missing)}); "
-                "attempting to pull the image may not succeed.", "")  # fmt: skip
-        keyring = pull_secrets_keyring(s for s in found.values() if s is not None)
-
-    async def one(container: Object, path: str) -> Image | ImagePullError:
-        image, began = container["image"], time.monotonic()
-
-        def pulling() -> None:
-            say("Normal", "Pulling", f'Pulling image "{image}"', path)
-
-        policy: Policy = container.get("imagePullPolicy") or "IfNotPresent"
-        try:
-            pulled = await site.images.pull(image, policy, keyring, on_pulling=pulling)
-        except ImagePullError as e:
-            return e
-        message = pulled_message(image, pulled, time.monotonic() - began)
-        say("Normal", "Pulled", message, path)
-        return pulled
-
-    results = await asyncio.gather(*(one(*container) for container in all_of_them))
-    by_name = {c["name"]: r for (c, _), r in zip(all_of_them, results, strict=True)}
-    failures = {name: r for name, r in by_name.items() if isinstance(r, ImagePullError)}
-    if failures:
-        raise PullFailed(mounting(pod, failures))
-    return {name: r for name, r in by_name.items() if isinstance(r, Image)}
-
-
-def with_volumes(pod: Object) -> list[tuple[Object, str]]:
-    """All images of a pod: its containers', and those that are volumes."""
-    return [*containers(pod), *((volume, "") for volume in image_volumes(pod))]
-
-
-def mounting(pod: Object, failures: dict[str, ImagePullError]) -> dict[str, ImagePullError]:
-    """A volume's failure is that of the first container that mounts it."""
-    found = dict(failures)
-    for key in [key for key in failures if key.startswith(PREFIX)]:
-        name, failure = key.removeprefix(PREFIX), found.pop(key)
-        every = [container for container, _ in containers(pod)]
-        user = next(
-            (c for c in every if any(m["name"] == name for m in c.get("volumeMounts") or ())),
-            every[0],
-        )
-        found.setdefault(user["name"], failure)
-    return found
 
 
 async def fetch_inputs(
@@ -182,11 +87,16 @@ async def fetch_inputs(
     inputs = VolumeInputs(
         objects=objects,
         tokens={request: token.value for request, token in tokens.items()},
-        allocatable={**node.allocatable, **granted(pod, site.config.slurm)},
+        allocatable=allocatable(pod, node, site),
         pod_dir=pod_dir,
         hpk_home=site.paths.home,
     )
     return inputs, tokens
+
+
+def allocatable(pod: Object, node: Node, site: Site) -> Mapping[str, str]:
+    """What a container of the pod without a limit may use."""
+    return {**node.allocatable, **granted(pod, site.config.slurm)}
 
 
 def bound_volumes(objects: Mapping[Key, Object | None]) -> list[Key]:
@@ -220,7 +130,7 @@ async def prepare(
     directory.create()
     crash_point(site.paths.run, "created")
     pulled, fetched = await asyncio.gather(
-        pull_images(pod, node, site, say, with_volumes(pod)),
+        pull_images(pod, node.objects, site.images, say, with_volumes(pod)),
         fetch_inputs(pod, node, site, directory.path, {}),
         return_exceptions=True,
     )
@@ -240,21 +150,9 @@ async def prepare(
     crash_point(site.paths.run, "pulled")
     plan = build_plan(
         pod,
-        PlanInputs(
-            objects=inputs.objects,
-            images=images,
-            resolve_user=resolve_user,
-            volumes={name: volume.plan for name, volume in volumes.items()},
-            services=services,
-            api_host=site.api_host,
-            api_port=site.api_port,
-            allocatable=inputs.allocatable,
-            pod_dir=directory.path,
+        replace(
+            plan_inputs(site, directory, inputs, images, volumes, services),
             agent_token=agent_token or secrets.token_urlsafe(32),
-            kubelet_address=site.paths.kubelet,
-            ca=site.paths.pki / "ca.crt",
-            local_dir=site.config.local_dir,
-            created=time.time(),
             start_time=start_time,
             mpi=mpi,
             gpus=gpus,
@@ -265,6 +163,35 @@ async def prepare(
     directory.write_plan(plan, script)
     crash_point(site.paths.run, "planned")
     return Prepared(plan, tokens)
+
+
+def plan_inputs(
+    site: Site,
+    directory: PodDir,
+    found: VolumeInputs,
+    images: Mapping[str, Image],
+    volumes: Mapping[str, Volume],
+    services: Sequence[Object],
+) -> PlanInputs:
+    """What every plan needs, of a whole pod or of one container in it."""
+    now = time.time()
+    return PlanInputs(
+        objects=found.objects,
+        images=images,
+        resolve_user=resolve_user,
+        volumes={name: volume.plan for name, volume in volumes.items()},
+        services=services,
+        api_host=site.api_host,
+        api_port=site.api_port,
+        allocatable=found.allocatable,
+        pod_dir=directory.path,
+        agent_token="",
+        kubelet_address=site.paths.kubelet,
+        ca=site.paths.pki / "ca.crt",
+        local_dir=site.config.local_dir,
+        created=now,
+        start_time=now,
+    )
 
 
 async def prepare_container(
@@ -285,26 +212,11 @@ async def prepare_container(
     if path.startswith("spec.ephemeralContainers"):
         spec["restartPolicy"] = "Never"
     alone = {**pod, "spec": spec}
-    images = await pull_images(pod, node, site, say, [(container, path)])
+    images = await pull_images(pod, node.objects, site.images, say, [(container, path)])
     found, _ = await fetch_inputs(alone, node, site, directory.path, {})
+    found = replace(found, allocatable=allocatable(pod, node, site))
     volumes = resolve_volumes(alone, found)
-    inputs = PlanInputs(
-        objects=found.objects,
-        images=images,
-        resolve_user=resolve_user,
-        volumes={name: volume.plan for name, volume in volumes.items()},
-        services=services,
-        api_host=site.api_host,
-        api_port=site.api_port,
-        allocatable=node.allocatable,
-        pod_dir=directory.path,
-        agent_token="",
-        kubelet_address=site.paths.kubelet,
-        ca=site.paths.pki / "ca.crt",
-        local_dir=site.config.local_dir,
-        created=time.time(),
-        start_time=time.time(),
-    )
+    inputs = plan_inputs(site, directory, found, images, volumes, services)
     plan = build_plan(alone, inputs)["containers"][0]
     if container.get("targetContainerName"):
         plan["targetContainer"] = container["targetContainerName"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.facts import Object
-from hpk_kubelet.node.prepare import Prepared, PullFailed, containers, prepare
+from hpk_kubelet.node.prepare import Prepared, prepare
+from hpk_kubelet.node.pulls import PullFailed, Say, containers
 from hpk_kubelet.node.request import job_request
 from hpk_kubelet.node.submission import Entry
 from hpk_kubelet.node.worker import Worker
@@ -47,21 +49,33 @@ class Starting(Worker):
                 self.say("Warning", entry.reason, entry.message)
         self.preparing = True
         self._preparation = asyncio.create_task(
-            prepare(
-                pod,
-                self.node,
-                self.kubelet.site,
-                self.directory_of,
-                start_time=self.start_time,
-                say=self.say,
-                mpi=mpi,
-                gpus=request.resources.gpu_kind,
-                script=render_script(request),
-                services=self.kubelet.services(pod["metadata"]["namespace"]),
-            )
+            self._prepare_as(request, mpi, self.say, render_script(request))
         )
         self._preparation.add_done_callback(lambda _: self.wake())
         return 3600.0
+
+    async def _prepare_as(
+        self,
+        request: JobRequest,
+        mpi: Sequence[str] | None,
+        say: Say,
+        script: str | None,
+        agent_token: str = "",
+    ) -> Prepared:
+        assert self.pod is not None
+        return await prepare(
+            self.pod,
+            self.node,
+            self.kubelet.site,
+            self.directory_of,
+            start_time=self.start_time,
+            say=say,
+            mpi=mpi,
+            gpus=request.resources.gpu_kind,
+            script=script,
+            services=self.kubelet.services(self.pod["metadata"]["namespace"]),
+            agent_token=agent_token,
+        )
 
     def _request(self, pod: Object) -> JobRequest:
         site = self.kubelet.site
@@ -86,6 +100,9 @@ class Starting(Worker):
             result = task.result()
             self.plan, self._tokens, self.prepared = result.plan, result.tokens, True
             self.container_waiting, self._pull_failed = {}, 0.0
+            for name, why in result.plan.get("misconfigured", {}).items():
+                self.container_waiting[name] = Waiting(**why)
+                self.say("Warning", "Failed", f"Error: {why['message']}", self._path_of(name))
             retry.succeeded()
             self._pulls.succeeded()
         elif isinstance(error, PullFailed):
@@ -109,16 +126,7 @@ class Starting(Worker):
         images = {c["name"]: c["image"] for c, _ in containers(self.object)}
         self.container_waiting = {}
         for name, failure in error.failures.items():
-            path = self._path_of(name)
-            if failure.reason == "InvalidImageName":
-                self.say("Warning", "InspectFailed", str(failure), path)
-            elif failure.reason == "ErrImageNeverPull":
-                self.say("Warning", "ErrImageNeverPull", str(failure), path)
-            else:
-                message = f'Failed to pull image "{images[name]}": {failure}'
-                self.say("Warning", "Failed", message, path)
-            self.say("Warning", "Failed", f"Error: {failure.reason}", path)
-            self.container_waiting[name] = Waiting(failure.reason, str(failure))
+            self.pull_failed(name, images[name], failure)
 
     def _back_off(self) -> None:
         """The kubelet shows the error of a pull first, and then that it waits with the next."""
@@ -230,18 +238,8 @@ class Starting(Worker):
             raise HPKError("the pod is gone")
         request = self._request(self.pod)
         try:
-            result = await prepare(
-                self.pod,
-                self.node,
-                self.kubelet.site,
-                self.directory_of,
-                start_time=self.start_time,
-                say=lambda *_: None,
-                mpi=mpi_words(self.pod),
-                gpus=request.resources.gpu_kind,
-                script=None,
-                services=self.kubelet.services(self.pod["metadata"]["namespace"]),
-                agent_token=self.plan["agent"]["token"],
+            result = await self._prepare_as(
+                request, mpi_words(self.pod), lambda *_: None, None, self.plan["agent"]["token"]
             )
         except ConfigError as e:
             self.say("Warning", *e.event, self._path_of(e.container))

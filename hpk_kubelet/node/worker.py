@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from hpk_kubelet.images.errors import ImagePullError
 from hpk_kubelet.node.backoff import Backoff
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.disk import Disk
@@ -18,6 +19,7 @@ from hpk_kubelet.node.jobs import SlurmJobs
 from hpk_kubelet.node.objects import Token
 from hpk_kubelet.node.prepare import Prepared, Site
 from hpk_kubelet.node.submission import Entry, Submissions
+from hpk_kubelet.spec.observed import Waiting
 from hpk_kubelet.spec.plan import AgentEvent
 from hpk_kubelet.spec.references import volume_files
 from hpk_kubelet.volumes import TokenRequest
@@ -102,6 +104,18 @@ class Worker(Facts):
 
     def _path_of(self, container: str | None) -> str:
         return self.field_path(container) if container else ""
+
+    def pull_failed(self, name: str, image: str, failure: ImagePullError) -> None:
+        """Tells of an image that could not be had, and lets its container wait for it."""
+        path = self._path_of(name)
+        if failure.reason == "InvalidImageName":
+            self.say("Warning", "InspectFailed", str(failure), path)
+        elif failure.reason == "ErrImageNeverPull":
+            self.say("Warning", "ErrImageNeverPull", str(failure), path)
+        else:
+            self.say("Warning", "Failed", f'Failed to pull image "{image}": {failure}', path)
+        self.say("Warning", "Failed", f"Error: {failure.reason}", path)
+        self.container_waiting[name] = Waiting(failure.reason, str(failure))
 
     def _label(self) -> str:
         if self.last is not None:

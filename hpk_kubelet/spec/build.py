@@ -13,7 +13,7 @@ from hpk_kubelet.spec.network import (
     resolver_plan,
     uses_host,
 )
-from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, PodPlan
+from hpk_kubelet.spec.plan import PLAN_VERSION, AgentPlan, ContainerPlan, PodPlan
 from hpk_kubelet.spec.ranks import main_container
 from hpk_kubelet.spec.resources import storage_limit
 from hpk_kubelet.spec.restart import pod_policy
@@ -23,7 +23,8 @@ DEFAULT_GRACE = 30
 
 
 def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
-    """Everything the agent needs. ConfigError for the first container that can't be configured."""
+    """Everything the agent needs. ConfigError for an init container that can't be configured, or
+    when none of the main ones can."""
     metadata, spec = pod["metadata"], pod["spec"]
     host_network = uses_host(pod)
     network = network_plan(pod, inputs)
@@ -38,6 +39,7 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
                 reason="ContainerCreating",
                 event=("FailedCreatePodSandBox", f"Failed to create pod sandbox: {hostname}"),
             )
+    containers, misconfigured = _main_containers(pod, inputs, hostname)
     plan = PodPlan(
         version=PLAN_VERSION,
         uid=metadata["uid"],
@@ -55,10 +57,7 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
             container_plan(pod, container, inputs, hostname, init=True)
             for container in spec.get("initContainers") or []
         ],
-        containers=[
-            container_plan(pod, container, inputs, hostname, init=False)
-            for container in spec["containers"]
-        ],
+        containers=containers,
         volumes=dict(inputs.volumes),
         resolver=resolver_plan(pod, network, inputs.cluster_domain),
         hosts=hosts_plan(pod, name, domain, network),
@@ -69,6 +68,8 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
             localDir=inputs.local_dir,
         ),
     )
+    if misconfigured:
+        plan["misconfigured"] = misconfigured
     if spec.get("activeDeadlineSeconds") is not None:
         plan["activeDeadlineSeconds"] = spec["activeDeadlineSeconds"]
     if settings := sysctls(pod):
@@ -86,3 +87,20 @@ def build_plan(pod: Object, inputs: PlanInputs) -> PodPlan:
             if container["name"] == main:
                 container["mpi"] = list(inputs.mpi)
     return plan
+
+
+def _main_containers(
+    pod: Object, inputs: PlanInputs, hostname: str
+) -> tuple[list[ContainerPlan], dict[str, dict[str, str]]]:
+    """Those that can be configured, and why the others can't. Ranks start together or not at all;
+    without any container there is nothing to hold a job for."""
+    plans: list[ContainerPlan] = []
+    errors: dict[str, ConfigError] = {}
+    for container in pod["spec"]["containers"]:
+        try:
+            plans.append(container_plan(pod, container, inputs, hostname, init=False))
+        except ConfigError as e:
+            errors[container["name"]] = e
+    if errors and (not plans or inputs.mpi is not None):
+        raise next(iter(errors.values()))
+    return plans, {n: {"reason": e.reason, "message": e.message} for n, e in errors.items()}

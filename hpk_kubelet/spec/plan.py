@@ -221,6 +221,9 @@ class PodPlan(TypedDict):
     startTime: float  # status.startTime, Unix seconds
     initContainers: list[ContainerPlan]  # in order, sidecars among them
     containers: list[ContainerPlan]
+    # by name: main containers that can't be configured yet, and why. The others need not wait; the
+    # agent is told of each (`container`) once it can:
+    misconfigured: NotRequired[dict[str, dict[str, str]]]  # {"reason": …, "message": …}
     volumes: dict[str, VolumePlan]
     resolver: ResolverPlan
     hosts: HostsPlan

@@ -174,3 +174,23 @@ def test_another_image_restarts_the_container(ns: Namespace, registry: str, busy
     assert container(ns, "renewed")["imageID"].startswith(again.partition(":2")[0] + "@sha256:")
     assert ns.job("renewed") == job
     assert any("definition changed" in event["message"] for event in ns.events("renewed"))
+
+
+def test_a_misconfigured_container_does_not_hold_up_the_others(ns: Namespace, busybox: str) -> None:
+    whole = pod("half", "sh", "-c", "echo up", image=busybox, restartPolicy="Never")
+    missing = {"configMapKeyRef": {"name": "late", "key": "word"}}
+    whole["spec"]["containers"].append(
+        {
+            "name": "late", "image": busybox, "command": ["sh", "-c", "echo $WORD"],
+            "env": [{"name": "WORD", "valueFrom": missing}],
+        }
+    )  # fmt: skip
+    ns.create(whole)
+    eventually("the other one ran", lambda: "terminated" in container(ns, "half").get("state", {}))
+    waiting = container(ns, "half", "late")["state"]["waiting"]
+    assert waiting["reason"] == "CreateContainerConfigError"
+    assert waiting["message"] == 'configmap "late" not found'
+    assert ns.phase("half") == "Pending"
+    ns.kubectl("create", "configmap", "late", "--from-literal=word=arrived")
+    ns.wait_phase("half", "Succeeded")
+    assert ns.logs("half", "-c", "late").strip() == "arrived"

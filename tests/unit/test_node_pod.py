@@ -20,7 +20,8 @@ from hpk_kubelet.node import pod as pod_module
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.kubelet import Kubelet
 from hpk_kubelet.node.network import NetworkNews
-from hpk_kubelet.node.prepare import Prepared, PullFailed, Site
+from hpk_kubelet.node.prepare import Prepared, Site
+from hpk_kubelet.node.pulls import PullFailed
 from hpk_kubelet.slurm.backend import Job, Limits, Partition, SubmitError, UnreachableError
 from hpk_kubelet.slurm.script import comment
 from hpk_kubelet.spec.errors import ConfigError

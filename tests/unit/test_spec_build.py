@@ -724,3 +724,23 @@ def test_who_is_not_admitted() -> None:
     reason, words = rejection(pod(os={"name": "windows"}), ()) or ("", "")
     assert reason == "PodOSNotSupported" and "OS field doesn't match" in words
     assert (rejection(with_sysctls("kernel.msgmax"), ()) or ("",))[0] == "SysctlForbidden"
+
+
+def test_one_misconfigured_container_does_not_hold_up_the_others() -> None:
+    bad = container("bad", securityContext={"runAsNonRoot": True})
+    whole = pod(container("good"), bad)
+    plan = build_plan(whole, inputs(whole))
+    assert [c["name"] for c in plan["containers"]] == ["good"]
+    why = 'container has runAsNonRoot and image will run as root (pod: "p_ns(u-1)", container: bad)'
+    assert plan["misconfigured"] == {
+        "bad": {"reason": "CreateContainerConfigError", "message": why}
+    }
+    # none is left to run, ranks start together, and init containers come first
+    with pytest.raises(ConfigError):
+        build_plan(pod(bad), inputs(pod(bad)))
+    with pytest.raises(ConfigError):
+        build_plan(whole, inputs(whole, mpi=[]))
+    first = pod(container("good"), initContainers=[bad])
+    with pytest.raises(ConfigError):
+        build_plan(first, inputs(first))
+    assert "misconfigured" not in build_plan(pod(), inputs(pod()))
