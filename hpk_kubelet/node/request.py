@@ -9,7 +9,7 @@ from hpk_kubelet.config import Config
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.script import JobRequest, comment
-from hpk_kubelet.spec.annotations import mpi_words, sharing, slurm_flags
+from hpk_kubelet.spec.annotations import mpi_words, own_flags, sharing, slurm_flags
 from hpk_kubelet.spec.resources import job_resources
 
 
@@ -24,8 +24,8 @@ def job_request(
 ) -> JobRequest:
     """HPKError for what Slurm could never accept."""
     metadata, spec = pod["metadata"], pod["spec"]
-    mpi, flags = mpi_words(pod), slurm_flags(pod)
-    if partition.control_job and (mpi is not None or flags):
+    mpi = mpi_words(pod)
+    if partition.control_job and (mpi is not None or own_flags(pod)):
         raise HPKError(
             "a pod on the node control is a step of the control job: it takes no Slurm flags and "
             "has no MPI ranks; remove the slurm-job.hpk.io annotations or choose another node"
@@ -40,7 +40,7 @@ def job_request(
         agent_dir=agent_dir,
         grace_s=int(spec.get("terminationGracePeriodSeconds") or 0),
         extra_flags=(*config.slurm.extra_flags, *_priority(spec, config)),
-        user_flags=tuple(flags),
+        user_flags=tuple(slurm_flags(pod)),
         mpi=mpi is not None,
         lasting=spec.get("restartPolicy", "Always") == "Always",
         limits=partition if partition.nodes else None,

@@ -14,8 +14,14 @@ PREFIXES = ("slurm-job.hpk.io/", "slurm.hpk.io/")
 
 
 def slurm_flags(pod: Mapping[str, Any]) -> list[str]:
-    """The flags of `…/flags` for sbatch in the user's order, each `--long-name[=value]`; empty
-    without the annotation. HPKError for what is no flag or can't be allowed."""
+    """The flags for sbatch, each `--long-name[=value]`: its namespace's, which the API server
+    copies into `…/namespace-flags` (controlplane/manifests/slurm_flags.json), and then those of
+    `…/flags`, which so win. HPKError for what is no flag or can't be allowed."""
+    return [*(_flags(pod, "namespace-flags", SBATCH) or ()), *own_flags(pod)]
+
+
+def own_flags(pod: Mapping[str, Any]) -> list[str]:
+    """Without the namespace's."""
     return _flags(pod, "flags", SBATCH) or []
 
 

@@ -34,6 +34,25 @@ def test_the_users_flags_win(ns: Namespace, busybox: str) -> None:
     assert (fields["CPUs/Task"], fields["TimeLimit"], fields["Nice"]) == ("3", "00:07:00", "5")
 
 
+def test_a_namespaces_flags_hold_unless_the_pod_says_otherwise(
+    ns: Namespace, busybox: str
+) -> None:
+    flags = f"{FLAGS}=--hold --time=9 --nice=4"
+    ns.user.run("kubectl", "annotate", "namespace", ns.name, flags)
+
+    def told() -> bool:  # the API server sees the change of a namespace a moment later
+        ns.kubectl("delete", "pod", "plain", "--ignore-not-found", "--wait=false", "--force")
+        eventually("the old one is gone", lambda: ns.gone("pod", "plain"))
+        ns.create(pod("plain", "true", image=busybox))
+        return "slurm-job.hpk.io/namespace-flags" in ns.pod("plain")["metadata"]["annotations"]
+
+    eventually("the namespace's flags", told)
+    ns.create(pod("own", "true", image=busybox, annotations={FLAGS: "--time=7"}))
+    for name, limit in (("plain", "00:09:00"), ("own", "00:07:00")):
+        fields = shown(ns, eventually("its job", lambda name=name: ns.job(name)))
+        assert (fields["TimeLimit"], fields["Nice"]) == (limit, "4")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [("--partition=nope", "partition"), ("--mem=999T", "emory"), ("--nodes", ""), ("'", "quot")],

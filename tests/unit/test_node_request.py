@@ -51,6 +51,14 @@ def test_sharing_is_the_pods_word_else_the_configurations(policy, annotation, ex
     assert ("--exclusive=user" in flags) is exclusive
 
 
+def test_a_namespaces_flags_come_before_the_pods_own():
+    marks = {
+        "slurm-job.hpk.io/namespace-flags": "--qos=high --nice=3",
+        "slurm-job.hpk.io/flags": "--qos=low",
+    }
+    assert asked(marks)[-3:] == ("--qos=high", "--nice=3", "--qos=low")
+
+
 def test_the_users_own_flag_is_not_doubled():
     own = {"slurm-job.hpk.io/flags": "--exclusive", "slurm.hpk.io/sharing": "exclusive"}
     assert "--exclusive=user" not in asked(own)
