@@ -58,6 +58,9 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     """sbatch flags (`--nice=…`, `--qos=…`) for the pods of a PriorityClass, by its name."""
     sharing: Literal["shared", "exclusive"] = "shared"
     """`exclusive`: no jobs of other users on the compute nodes of pods."""
+    start: Literal["batch", "immediate", "auto"] = "auto"
+    """`batch`: by sbatch, in Slurm's next scheduling pass; `immediate`: by salloc, where resources
+    are free at the moment; `auto`: the same where the site lets it, without a word where not."""
     backend: Literal["auto", "commands", "slurmrestd"] = "auto"
     """`slurmrestd` is faster at submitting and cancelling; `auto` uses it where it is installed."""
     rest_url: str = ""

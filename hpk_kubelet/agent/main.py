@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
+from .allocation import END_SIGNALS, go_on_attended, library
 from .container import StartError
 from .journal import AlreadyStarted, Journal, note, own_job
 from .later import postpone
@@ -44,14 +45,17 @@ class Starting:
 
 
 def main(argv: List[str]) -> int:
-    """`POD_DIR`; `--task FILE`: a task of a job array; `--rank POD_DIR CONTAINER`: one rank of an
-    MPI container; `--remove DIRECTORY`, `--give DIRECTORY GROUP`: see ownership.py; `member
+    """`POD_DIR`; `--allocation SCANCEL POD_DIR`: the job is an allocation; `--task FILE`: a task of
+    a job array; `--rank POD_DIR CONTAINER`: one rank of an MPI container; `--can-end SCANCEL`: see
+    allocation.py; `--remove DIRECTORY`, `--give DIRECTORY GROUP`: see ownership.py; `member
     SPEC.json`: see member.py."""
     os.umask(0o077)
     if argv[:1] in (["--remove"], ["--give"]):
         from .ownership import run_as_root
 
         return run_as_root(argv)
+    if argv[:1] == ["--can-end"]:
+        return int(not library(argv[1]))
     if argv[:1] == ["member"]:
         from .member import hold
 
@@ -62,6 +66,9 @@ def main(argv: List[str]) -> int:
         except (OSError, ValueError, KeyError, IndexError) as e:
             note("this task's pod can't be read from %s: %s" % (argv[1], e))
             return 1
+    allocation = ""
+    if argv[:1] == ["--allocation"]:
+        _, allocation, *argv = argv
     is_rank = argv[:1] == ["--rank"]
     pod_dir = os.path.abspath(argv[1] if is_rank else argv[0])
     plan = read_plan(pod_dir)
@@ -78,20 +85,24 @@ def main(argv: List[str]) -> int:
         note("pod %s/%s was already started by another agent (%s exists): nothing is run"
              % (plan["namespace"], plan["name"], e))  # fmt: skip
         return 1
+    if allocation:
+        go_on_attended(allocation)
     starting = Starting(plan, pod_dir, journal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def terminated(*_: Any) -> None:
         starting.terminated = True
 
-    signal.signal(signal.SIGTERM, terminated)
+    for number in END_SIGNALS:
+        signal.signal(number, terminated)
     postpone("inspect")  # asyncio imports it, and a dozen others with it, for what is not done here
     try:
         if time.time() - plan["created"] > REFRESH_AFTER:
             from .refresh import refreshed
 
             starting.plan = refreshed(starting)
-            signal.signal(signal.SIGTERM, terminated)  # the event loop took it away
+            for number in END_SIGNALS:  # the event loop took them away
+                signal.signal(number, terminated)
         start(starting)
         from .supervise import supervise
 

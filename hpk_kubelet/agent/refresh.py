@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any, Dict
 
 from . import wire
+from .allocation import END_SIGNALS
 from .connection import DIAL_ERRORS, dial, hello
 from .fds import on_signal
 from .journal import note, own_job
@@ -39,7 +39,8 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
         starting.terminated = True
         stop.set()
 
-    on_signal(signal.SIGTERM, terminated)
+    for number in END_SIGNALS:
+        on_signal(number, terminated)
     if starting.terminated:
         stop.set()
     while not starting.terminated:

@@ -8,6 +8,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from . import hostports, limits
+from .allocation import END_SIGNALS
 from .connection import Connection
 from .fds import on_signal
 from .journal import note
@@ -45,7 +46,8 @@ async def _supervise(starting: "Starting") -> int:
         else:
             pod.stop(pod.grace, "Terminated", "Slurm told the job to end")
 
-    on_signal(signal.SIGTERM, terminated)
+    for number in END_SIGNALS:
+        on_signal(number, terminated)
     if starting.terminated:
         terminated()
     connection = Connection(pod)

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
-Point = Literal["created", "pulled", "planned", "intent", "submitted", "noted", "started"]
+Point = Literal[
+    "created", "pulled", "planned", "intent", "allocated", "submitted", "noted", "started"
+]
 
 
 _LOOK = 0.02  # seconds for which the file's content is remembered: many pods ask at once

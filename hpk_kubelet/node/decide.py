@@ -54,6 +54,7 @@ class View(NamedTuple):
     progress: Progress
     agent: bool  # its connection is up
     overdue: bool  # whoever was to end, asked or by itself, had all the time it was due
+    unattended: bool = False  # its job is an allocation, in which no agent was heard for a while
 
 
 class Action(Enum):
@@ -62,6 +63,7 @@ class Action(Enum):
     ABORT = auto()  # give up preparing, or wait for an answer that is on its way
     SUBMIT = auto()  # intent to disk, then sbatch
     ADOPT = auto()  # note the id of the job that was found by its comment or in its journal
+    ATTEND = auto()  # see that an agent runs in its allocation
     REPORT = auto()  # it is over: find out how it ended and say so
     STOP = auto()  # tell the agent to end the pod within the grace period
     TERM = auto()  # scancel --batch --signal=TERM
@@ -99,7 +101,10 @@ def _run(v: View) -> Action:
                 return Action.ADOPT
             return Action.SUBMIT if v.job is Job.ENDED else Action.WAIT
         case _:
-            return Action.REPORT if _over(v) or _requeued(v) else Action.WAIT
+            if _over(v) or _requeued(v):
+                return Action.REPORT
+            forsaken = v.unattended and v.job is Job.RUNNING and not v.agent
+            return Action.ATTEND if forsaken else Action.WAIT
 
 
 def _requeued(v: View) -> bool:

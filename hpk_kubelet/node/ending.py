@@ -74,7 +74,10 @@ class Ending(Worker):
 
     async def _term(self) -> float:
         if not self._termed:
-            await self.kubelet.jobs.cancel(Cancel(self._known_job(), "TERM", batch_only=True))
+            # An allocation has no script; URG means something to its agent alone.
+            signal = "URG" if self.allocation else "TERM"
+            job_id = self._known_job()
+            await self.kubelet.jobs.cancel(Cancel(job_id, signal, batch_only=not self.allocation))
             self._termed = True
         self.asked = self.asked or time.monotonic()
         return min(LOOK, self.overdue_in() or LOOK)

@@ -59,6 +59,8 @@ class Facts:
     container_waiting: dict[str, Waiting] = field(default_factory=dict)
     # by name: ephemeral containers and those with another image than at first
     changed_plans: dict[str, ContainerPlan] = field(default_factory=dict)
+    # time.monotonic() from which an allocation without an agent's connection is looked after
+    attend_from: float = field(default_factory=lambda: time.monotonic() + LOOK)
     asked: float = 0.0  # time.monotonic() when the pod was first asked to end
     start_time: float = 0.0
     sent: Object | None = None  # the status that was computed last
@@ -94,6 +96,11 @@ class Facts:
     def job_id(self) -> str:
         return self.intent.get("jobId", "") if self.intent is not None else ""
 
+    @property
+    def allocation(self) -> bool:
+        """Whether its job is one, not a batch job."""
+        return self.intent is not None and self.intent.get("allocation", False)
+
     def job(self) -> Job | None:
         return verdict.find_job(self.snapshot(), self.uid, self.job_id)
 
@@ -121,6 +128,7 @@ class Facts:
             progress=verdict.progress(self.state),
             agent=agent,
             overdue=due is not None and time.monotonic() >= due,
+            unattended=self.allocation and time.monotonic() >= self.attend_from,
         )
 
     def overdue_in(self) -> float | None:

@@ -9,15 +9,14 @@ import time
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node import verdict
+from hpk_kubelet.node.attending import Attending
 from hpk_kubelet.node.changes import Changes
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action, Progress, Want, decide
 from hpk_kubelet.node.decide import Job as JobView
-from hpk_kubelet.node.ending import Ending
 from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.jobs import active
 from hpk_kubelet.node.prepare import refresh_volumes
-from hpk_kubelet.node.starting import Starting
 from hpk_kubelet.node.worker import REFRESH
 from hpk_kubelet.slurm.backend import UnreachableError
 from hpk_kubelet.spec.errors import ConfigError
@@ -33,7 +32,7 @@ _VERDICT = 20.0  # seconds that Slurm has to say why it told an agent to end
 _OWN_RETRY = (Action.PREPARE, Action.SUBMIT, Action.CANCEL)  # their results come later
 
 
-class Pod(Starting, Ending, Changes):
+class Pod(Attending, Changes):
     """Started with `start`; lives until the pod's object, job and directory are gone."""
 
     def start(self) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action
-from hpk_kubelet.node.facts import Object
+from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.prepare import Prepared, prepare
 from hpk_kubelet.node.pulls import PullFailed, Say, containers
 from hpk_kubelet.node.request import job_request
 from hpk_kubelet.node.submission import Entry
 from hpk_kubelet.node.worker import Worker
+from hpk_kubelet.slurm.allocations import not_at_once
 from hpk_kubelet.slurm.backend import SubmitError
 from hpk_kubelet.slurm.script import JobRequest, render_script
 from hpk_kubelet.spec.admission import rejection
@@ -47,6 +48,8 @@ class Starting(Worker):
             rootless = self.kubelet.site.network.facts is not None
             for entry in unsupported(pod, rootless=rootless):
                 self.say("Warning", entry.reason, entry.message)
+            if request.start == "immediate" and (why := not_at_once(request)):
+                self.say("Warning", "SlurmStartBatch", f"the pod waits for Slurm's queue: {why}")
         self.preparing = True
         self._preparation = asyncio.create_task(
             self._prepare_as(request, mpi, self.say, render_script(request))
@@ -208,6 +211,7 @@ class Starting(Worker):
     def _note(self, job_id: str) -> None:
         assert self.intent is not None
         self.intent = {**self.intent, "jobId": job_id}
+        self.attend_from = time.monotonic() + LOOK
         self.directory_of.write_intent(self.intent, sync=False)
         self.waiting = None
         self.say(

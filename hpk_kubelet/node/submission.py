@@ -18,6 +18,7 @@ from pathlib import Path
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.arrays import Arrays, array_comment
 from hpk_kubelet.node.crash import crash_point
+from hpk_kubelet.node.immediate import Immediate
 from hpk_kubelet.slurm.backend import (
     Backend,
     Label,
@@ -72,6 +73,7 @@ class Submissions:
         self.arrays = arrays
         self.cluster = cluster
         self.run = run
+        self.immediate = Immediate(backend, run)
         self._lines: dict[tuple[object, ...], Line] = {}
         self._limits: Limits | None = None
         self._labelling: set[asyncio.Task[None]] = set()
@@ -110,6 +112,7 @@ class Submissions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.immediate.close()
 
     async def array_size(self) -> int:
         """Tasks an array may have; below 2 there are none."""
@@ -123,7 +126,7 @@ class Submissions:
 
     def no_arrays(self, why: str) -> None:
         log.warning("Slurm takes no job arrays, pods are submitted one by one: %s", why)
-        self._limits = Limits()
+        self._limits = Limits(array_size=0)
 
     def label(self, labels: Sequence[Label]) -> None:
         """Gives tasks their pods' names and comments, beside everything else."""
@@ -193,12 +196,17 @@ class Line:
         return self._entries
 
     async def _singles(self, batch: Sequence[Entry]) -> SubmitError | None:
-        answers = await asyncio.gather(*map(self._single, batch))
+        alone = len(batch) == 1
+        answers = await asyncio.gather(*(self._single(entry, alone) for entry in batch))
         return next((answer for answer in answers if answer is not None), None)
 
-    async def _single(self, entry: Entry) -> SubmitError | None:
+    async def _single(self, entry: Entry, alone: bool = False) -> SubmitError | None:
         """Why there is no room for it; None once it has its answer."""
         try:
+            if alone and (job_id := await self._all.immediate.start(entry)):
+                crash_point(self._all.run, "submitted")
+                entry.tell(job_id)
+                return None
             await asyncio.to_thread(entry.write_intent, entry.intent)
             crash_point(self._all.run, "intent")
             (answer,) = await self._all.backend.submit([Submission(entry.request, entry.script)])

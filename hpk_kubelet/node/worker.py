@@ -67,6 +67,9 @@ class Worker(Facts):
         self._held = 0.0  # since when (time.monotonic()) a status waits to be written
         self._said_stop: tuple[object, int] | None = None
         self._termed = False
+        self._launches = 0  # of agents in an allocation, after the first
+        self._empty_looks = 0  # one after the other, at an allocation in which nothing ran
+        self._silent_since = 0.0
         self._verdict_due = 0.0
         self._suspended = False
         self._end_seen = 0.0

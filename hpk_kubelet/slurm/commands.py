@@ -65,8 +65,9 @@ def environment(own: dict[str, str]) -> dict[str, str]:
     return kept | {"LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
 
 
-async def run(*argv: str, stdin: bytes = b"") -> str:
-    """The command's output; CommandError or UnreachableError with what it printed."""
+async def run(*argv: str, stdin: bytes = b"", stderr: bool = False) -> str:
+    """The command's output, or with `stderr` what it said beside; CommandError or UnreachableError
+    with what it printed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -93,7 +94,7 @@ async def run(*argv: str, stdin: bytes = b"") -> str:
         process.kill()
     out, err = await output
     if process.returncode == 0:
-        return out.decode(errors="replace")
+        return (err if stderr else out).decode(errors="replace")
     words = parse.error_words(err.decode(errors="replace") or out.decode(errors="replace"))
     if not answered:
         raise UnreachableError(words or f"{argv[0]} gave no answer within {TIMEOUT_S:g} s")

@@ -79,3 +79,4 @@ class Limits:
 
     array_size: int = 0  # tasks an array may have; below 2 there are no arrays
     client_filters: str = ""  # plugins that sbatch itself runs, and slurmrestd does not
+    inactive: bool = True  # allocations without a living salloc or srun are ended (InactiveLimit)

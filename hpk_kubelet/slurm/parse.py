@@ -95,6 +95,7 @@ def limits(text: str) -> Limits:
     size = fields.get("MaxArraySize", "")
     return Limits(
         array_size=int(size) if size.isdigit() else 0,
+        inactive=re.match(r"0\b", fields.get("InactiveLimit", "")) is None,
         client_filters=_none(fields.get("CliFilterPlugins", "")),
     )
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jinja2
 
@@ -55,6 +56,7 @@ class JobRequest:
     limits: Partition | None = None  # of `partition`, where known
     sharing: Policy = "shared"
     control_job: str = ""  # whose step it becomes
+    start: Literal["batch", "immediate", "auto"] = "batch"  # see node/immediate.py
     tasks: int = 0  # of an array whose `pod_dir` holds `map`, a pod per line; 0: a single pod
 
     def __post_init__(self) -> None:
@@ -62,6 +64,11 @@ class JobRequest:
         user = read_flags(self.user_flags, SBATCH, "the pod's Slurm flags")
         object.__setattr__(self, "extra_flags", tuple(extra))
         object.__setattr__(self, "user_flags", tuple(user))
+
+    @property
+    def output(self) -> str:
+        """The file for what the script says."""
+        return str(self.pod_dir / "slurm.out")
 
     @property
     def agent_arguments(self) -> tuple[str, ...]:
@@ -81,7 +88,7 @@ def parse_comment(text: str) -> tuple[str, str, str] | None:
 
 def output_path(request: JobRequest) -> str:
     """Where the script's output goes: %-signs and backslashes in it mean something to Slurm."""
-    return str(request.pod_dir / "slurm.out").replace("\\", "\\\\").replace("%", "%%")
+    return request.output.replace("\\", "\\\\").replace("%", "%%")
 
 
 def sbatch_arguments(request: JobRequest) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.slurm_options import SBATCH, SRUN, Command, read_flags
@@ -30,16 +30,25 @@ def mpi_words(pod: Mapping[str, Any]) -> list[str] | None:
     return _flags(pod, "mpi-flag", SRUN)
 
 
-def sharing(pod: Mapping[str, Any], default: Literal["shared", "exclusive"]) -> Any:
+def sharing(pod: Mapping[str, Any], default: str) -> Any:
     """`…/sharing`: shared or exclusive."""
+    return _choice(pod, "sharing", ("shared", "exclusive"), default)
+
+
+def start(pod: Mapping[str, Any], default: str) -> Any:
+    """`…/start`: batch, immediate or auto."""
+    return _choice(pod, "start", ("batch", "immediate", "auto"), default)
+
+
+def _choice(pod: Mapping[str, Any], name: str, choices: Sequence[str], default: str) -> str:
     annotations = pod["metadata"].get("annotations") or {}
-    for key in (prefix + "sharing" for prefix in PREFIXES):
+    for key in (prefix + name for prefix in PREFIXES):
         if key in annotations:
-            if annotations[key] not in ("shared", "exclusive"):
-                raise HPKError(
-                    f"annotation {key}: {annotations[key]!r} is neither shared nor exclusive"
-                )
-            return annotations[key]
+            value: str = annotations[key]
+            if value not in choices:
+                known = f"{', '.join(choices[:-1])} nor {choices[-1]}"
+                raise HPKError(f"annotation {key}: {value!r} is neither {known}")
+            return value
     return default
 
 

@@ -315,4 +315,5 @@ class Intent(TypedDict):
     partition: str
     comment: str  # the job's --comment; how the job is found after a crash before jobId was noted
     jobId: NotRequired[str]
+    allocation: NotRequired[bool]  # the job is one (slurm/allocations.py), not a batch job
     cluster: NotRequired[str]

@@ -41,7 +41,9 @@ def test_pods_that_end_while_the_kubelet_is_dead_are_told_truthfully(
     assert whole["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 5
 
 
-CRASH_POINTS = ("created", "pulled", "planned", "intent", "submitted", "noted", "started")
+CRASH_POINTS = (
+    "created", "pulled", "planned", "intent", "allocated", "submitted", "noted", "started"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)

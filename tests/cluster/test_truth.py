@@ -75,7 +75,8 @@ def test_suspended_and_resumed(ns: Namespace, busybox: str) -> None:
 
 def test_requeued_by_an_administrator(ns: Namespace, busybox: str) -> None:
     """What ran may have done its work: it is not run again, and the job goes."""
-    ns.create(pod("r", "sleep", "1000", image=busybox, terminationGracePeriodSeconds=1))
+    ns.create(pod("r", "sleep", "1000", image=busybox, terminationGracePeriodSeconds=1,
+                  annotations={"slurm-job.hpk.io/start": "batch"}))  # fmt: skip
     ns.wait_ready("r")
     job = ns.job("r")
     scontrol("update", f"JobId={job}", "Requeue=1")

@@ -102,8 +102,8 @@ def test_the_job_is_the_pods_or_refused(pod: Any) -> None:
     script = render_script(request)
     assert script == render_script(request.__class__(**{**request.__dict__, "name": "other"}))
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
-    exec_line = next(line for line in script.splitlines() if "exec " in line)
-    assert shlex.split(exec_line)[-2:] == ["/h/agent/1", "/h/pods/u-1"]
+    *_, exec_line = (line for line in script.splitlines() if "exec " in line)
+    assert shlex.split(exec_line)[-3:] == ["/h/agent/1", "$@", "/h/pods/u-1"]
 
 
 @RELAXED

@@ -9,7 +9,7 @@ from hpk_kubelet.node.decide import Action, Job, Progress, Stage, View, Want, de
 A, J, P, S, W = Action, Job, Progress, Stage, Want
 ANY = None
 
-# want, stage, job, progress, agent, overdue → action; the first line that fits counts.
+# want, stage, job, progress, agent, overdue[, unattended] → action; the first that fits counts.
 TABLE = [
     # This process is still pulling and writing.
     ((W.RUN, S.PREPARING, ANY, ANY, ANY, ANY), A.WAIT),
@@ -29,6 +29,8 @@ TABLE = [
     ((W.RUN, S.SUBMITTED, J.ENDED, ANY, ANY, ANY), A.REPORT),
     # Put back into the queue after its agent had begun.
     ((W.RUN, S.SUBMITTED, J.PENDING, P.STARTED, False, ANY), A.REPORT),
+    # Of an allocation in which no agent is heard.
+    ((W.RUN, S.SUBMITTED, J.RUNNING, ANY, False, ANY, True), A.ATTEND),
     ((W.RUN, S.SUBMITTED, ANY, ANY, ANY, ANY), A.WAIT),
     # Nothing runs and the API knows the end: its logs stay as long as the object does.
     ((W.DONE, S.NEW, ANY, ANY, ANY, ANY), A.WAIT),
@@ -56,31 +58,27 @@ TABLE = [
     ((ANY, ANY, J.RUNNING, ANY, ANY, ANY), A.TERM),
     ((ANY, ANY, J.UNKNOWN, ANY, ANY, ANY), A.WAIT),
 ]
-COMBINATIONS = [View(*v) for v in product(Want, Stage, Job, Progress, (False, True), (False, True))]
+COMBINATIONS = [View(*v) for v in product(Want, Stage, Job, Progress, *[(False, True)] * 3)]
+
+
+def fits(pattern: tuple[object, ...], view: View) -> bool:
+    return all(p is ANY or p == seen for p, seen in zip(pattern, view, strict=False))
 
 
 def expected(view: View) -> Action:
-    return next(
-        action
-        for pattern, action in TABLE
-        if all(p is ANY or p == seen for p, seen in zip(pattern, view, strict=True))
-    )
+    return next(action for pattern, action in TABLE if fits(pattern, view))
 
 
 @pytest.mark.parametrize("want", Want)
 def test_every_combination(want):
     views = [view for view in COMBINATIONS if view.want is want]
-    assert len(views) == 5 * 4 * 3 * 2 * 2
+    assert len(views) == 5 * 4 * 3 * 2 * 2 * 2
     assert {v: decide(v) for v in views} == {v: expected(v) for v in views}
 
 
 def test_every_line_of_the_table_counts():
     used = {
-        next(
-            i
-            for i, (pattern, _) in enumerate(TABLE)
-            if all(p is ANY or p == seen for p, seen in zip(pattern, view, strict=True))
-        )
+        next(i for i, (pattern, _) in enumerate(TABLE) if fits(pattern, view))
         for view in COMBINATIONS
     }
     assert used == set(range(len(TABLE)))

@@ -613,6 +613,88 @@ async def test_a_journal_newer_than_slurms_answer_is_no_requeue(live):
         assert world.api["status"]["phase"] == "Failed"
 
 
+class Steps:
+    """Allocations after a crash: what is launched in them, and in which something runs."""
+
+    def __init__(self):
+        self.launched = []
+        self.jobs = set()
+
+    async def launch(self, job_id, submission):
+        assert submission.script.exists()
+        self.launched.append(job_id)
+
+    async def occupied(self):
+        return self.jobs
+
+
+@pytest.fixture
+def allocation(live, monkeypatch):
+    """A new kubelet, which finds a pod's allocation running and nobody connected."""
+    for module in ("facts", "starting", "attending", "pod"):
+        monkeypatch.setattr(f"hpk_kubelet.node.{module}.LOOK", 0.05)
+
+    @contextlib.asynccontextmanager
+    async def found(steps, *journal):
+        slurm = Slurm()
+        async with live(slurm, a_pod()) as world:
+            await world.until(lambda: world.pod.job_id)
+            api, directory = world.api, world.dir
+        intent = json.loads((directory / "intent.json").read_text())
+        (directory / "intent.json").write_text(json.dumps({**intent, "allocation": True}))
+        lines = [json.dumps({"seq": i, "state": s}) + "\n" for i, s in enumerate(journal)]
+        (directory / "journal.jsonl").write_text("".join(lines)) if journal else None
+        slurm.set("1", "RUNNING")
+        async with live(slurm, api) as world:
+            world.kubelet.submissions.immediate.allocations = steps
+            yield world, slurm
+
+    return found
+
+
+async def test_an_allocation_in_which_nothing_was_started_yet(allocation):
+    steps = Steps()
+    async with allocation(steps) as (world, slurm):
+        await world.until(lambda: steps.launched == ["1"])
+        steps.jobs = {"1"}
+        world.connect(state())
+        await world.until(lambda: world.api["status"]["phase"] == "Running")
+        await asyncio.sleep(0.2)
+        assert (steps.launched, slurm.cancelled) == (["1"], [])
+
+
+async def test_an_allocation_in_which_no_agent_comes_up(allocation):
+    steps = Steps()
+    async with allocation(steps) as (world, slurm):
+        (world.dir / "slurm.out").write_text("hpk: no Python\n")
+        await world.until(lambda: world.api["status"]["phase"] == "Failed")
+        assert steps.launched == ["1", "1"]
+        assert world.api["status"]["reason"] == "AgentLost"
+        assert world.api["status"]["message"].endswith("its last words: hpk: no Python")
+        assert slurm.cancelled[0] == ("1", "", False)
+
+
+async def test_an_allocation_whose_agent_was_killed_with_all_it_ran(allocation):
+    steps = Steps()
+    async with allocation(steps, state()) as (world, slurm):
+        await world.until(lambda: world.api["status"]["phase"] == "Failed")
+        assert world.api["status"]["reason"] == "AgentLost"
+        assert steps.launched == []
+        assert slurm.cancelled[0] == ("1", "", False)
+
+
+async def test_an_allocation_whose_agent_only_lost_its_connection(allocation):
+    steps = Steps()
+    steps.jobs = {"1"}
+    async with allocation(steps, state()) as (world, slurm):
+        await world.until(lambda: world.api["status"]["phase"] == "Running")
+        await asyncio.sleep(0.3)
+        assert (steps.launched, slurm.cancelled) == ([], [])
+        world.delete()
+        await world.until(lambda: slurm.cancelled)
+        assert slurm.cancelled[0] == ("1", "URG", False)
+
+
 async def test_jobs_of_another_cluster_are_left_alone(live):
     slurm = Slurm()
     slurm.add("RUNNING", comment_=comment("other", "nobody", "ns", "p"))

@@ -134,7 +134,7 @@ def test_reading_time_limits(text, seconds):
 def test_no_path_is_read_by_the_shell(text):
     script = render_script(request(pod_dir=Path("/" + text)))
     line = shlex.quote(str(Path("/" + text)))
-    assert f" /a {line}\n" in script
+    assert f' /a "$@" {line}\n' in script
 
 
 def run_script(tmp_path, *pythons):
