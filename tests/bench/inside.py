@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import ssl
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 import yaml
 
 NAMESPACE = "bench"
+PASS = 3.0  # seconds at most between two scheduling passes (batch_sched_delay)
 
 
 class Api:
@@ -63,10 +65,12 @@ class Api:
             yield time.time(), json.loads(line)
 
 
-def pod(name: str, image: str, command: list[str]) -> dict:
+def pod(name: str, image: str, command: list[str], how: str = "batch") -> dict:
+    """`how`: its start, see docs/annotations.md."""
     container = {"name": "main", "image": image, "command": command}
+    annotations = {"slurm-job.hpk.io/start": how}
     return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "annotations": annotations},
         "spec": {"restartPolicy": "Never", "containers": [container]},
     }  # fmt: skip
 
@@ -112,11 +116,11 @@ def remove(api: Api, name: str) -> None:
     api.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
 
 
-def pod_start(api: Api, image: str, name: str) -> dict:
+def pod_start(api: Api, image: str, name: str, how: str = "batch") -> dict:
     """One pod, from the request that creates it to Succeeded being seen."""
     seen = followed(
         api,
-        pod(name, image, ["date", "+%s.%N"]),
+        pod(name, image, ["date", "+%s.%N"], how),
         lambda whole: whole["status"].get("phase") in ("Succeeded", "Failed"),
     )
     if seen["pod"]["status"]["phase"] != "Succeeded":
@@ -189,10 +193,18 @@ def idle() -> None:
         time.sleep(0.1)
 
 
-def start(api: Api, image: str, rootfs: str, count: int) -> dict:
+def start(api: Api, image: str, rootfs: str, count: int, how: str = "batch") -> dict:
+    """Pairs; `immediate`: each of them begins at another phase of Slurm's passes."""
     pairs = []
     for i in range(-2, count):
-        both = {"pod": pod_start(api, image, f"start-{i + 2}"), "bare": bare_start(rootfs, "bare")}
+        both = {}
+        for what in ("pod", "bare"):
+            if how == "immediate":
+                time.sleep(random.uniform(0, PASS))
+            if what == "pod":
+                both[what] = pod_start(api, image, f"{how}-{i + 2}", how)
+            else:
+                both[what] = bare_start(rootfs, "bare")
         idle()
         if i >= 0:  # the first two warm caches on both sides
             pairs.append(both)
@@ -253,7 +265,7 @@ def main() -> None:
     while api.call("GET", account, ok=(200, 404)).get("kind") != "ServiceAccount":
         time.sleep(0.05)
     if what == "start":
-        result = start(api, rest[0], rest[1], int(rest[2]))
+        result = start(api, rest[0], rest[1], int(rest[2]), *rest[3:])
     elif what == "ready":
         result = ready(api, rest[0], int(rest[1]))
     elif what == "many":
