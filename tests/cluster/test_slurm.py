@@ -34,9 +34,7 @@ def test_the_users_flags_win(ns: Namespace, busybox: str) -> None:
     assert (fields["CPUs/Task"], fields["TimeLimit"], fields["Nice"]) == ("3", "00:07:00", "5")
 
 
-def test_a_namespaces_flags_hold_unless_the_pod_says_otherwise(
-    ns: Namespace, busybox: str
-) -> None:
+def test_a_namespaces_flags_hold_unless_the_pod_says_otherwise(ns: Namespace, busybox: str) -> None:
     flags = f"{FLAGS}=--hold --time=9 --nice=4"
     ns.user.run("kubectl", "annotate", "namespace", ns.name, flags)
 
