@@ -140,6 +140,7 @@ StorageLoc=slurm_acct_db
 StorageUser=slurm
 """
 
+
 def cgroup_conf(options: Options) -> str:
     """cgroup.conf: without --cgroup nothing of the machine's is touched."""
     if not options.cgroup:
