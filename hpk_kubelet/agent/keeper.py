@@ -25,7 +25,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from array import array
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -33,6 +32,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 from .journal import note
 from .namespaces import NamespaceError
 from .nodenet import Namespaces, make_namespaces
+from .syscalls import peer_uid
 
 _NAMES = 8  # other users can take a name before us; then the next one is tried
 _PACKET = 1 << 18
@@ -215,11 +215,6 @@ class Keeper:
 
 class _OwnerGone(Exception):
     pass
-
-
-def peer_uid(peer: socket.socket) -> int:
-    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", found)[1])
 
 
 def newer(facts: Dict[str, Any], others: Optional[Dict[str, Any]]) -> Dict[str, Any]:

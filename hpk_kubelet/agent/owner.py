@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Set
 
 from .daemons import Daemons
 from .journal import note
+from .syscalls import peer_uid
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -75,7 +76,7 @@ class Owner:
         self._admit(self._listener.accept()[0])
 
     def _admit(self, member: socket.socket) -> None:
-        from .keeper import Gone, peer_uid, send
+        from .keeper import Gone, send
 
         if peer_uid(member) != os.getuid():
             member.close()

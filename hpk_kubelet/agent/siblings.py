@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from typing import Dict, List, NamedTuple, NoReturn
 
@@ -44,9 +43,7 @@ def join(secret: str, hostname: str, job: Dict[str, str]) -> Shared:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             link.connect(name)
-            _, peer, _ = struct.unpack(
-                "iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            )
+            peer = syscalls.peer_uid(link)
             if peer != uid:
                 raise NamespaceError("user %d has taken the socket of this pod's MPI ranks" % peer)
             data, fds, _, _ = socket.recv_fds(link, 4096, 4)
@@ -162,10 +159,7 @@ def _serve(listener: socket.socket, data: bytes, fds: List[int]) -> None:
                 one.close()
                 continue
             link, _ = listener.accept()
-            _, uid, _ = struct.unpack(
-                "iII", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            )
-            if uid != os.getuid():
+            if syscalls.peer_uid(link) != os.getuid():
                 link.close()
                 continue
             socket.send_fds(link, [data], fds)

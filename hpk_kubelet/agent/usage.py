@@ -22,7 +22,7 @@ def processes(runners: "Dict[str, Runner]") -> Dict[str, List[int]]:
     for name, runner in runners.items():
         if runner.pid and runner.run is not None:
             roots[runner.run.process.pid] = name
-            spaces[_mount_namespace(runner.pid)] = name
+            spaces[mount_namespace(runner.pid)] = name
             found[name] = []
     spaces.pop("", None)
     todo = [(child, "") for child in children(os.getpid())]
@@ -32,7 +32,7 @@ def processes(runners: "Dict[str, Runner]") -> Dict[str, List[int]]:
         if pid in seen:
             continue
         seen.add(pid)
-        name = name or roots.get(pid) or spaces.get(_mount_namespace(pid), "")
+        name = name or roots.get(pid) or spaces.get(mount_namespace(pid), "")
         if name:
             found[name].append(pid)
         todo += [(child, name) for child in children(pid)]
@@ -56,7 +56,7 @@ def children(pid: int) -> List[int]:
     return result
 
 
-def _mount_namespace(pid: int) -> str:
+def mount_namespace(pid: int) -> str:
     try:
         return os.readlink("/proc/%d/ns/mnt" % pid)
     except OSError:

@@ -15,10 +15,10 @@ def make_private_dir(path: Path) -> Path:
     return path
 
 
-def write_private(path: Path, content: str | bytes) -> None:
+def write_private(path: Path, content: str | bytes, *, sync: bool = True) -> None:
     """Writes `path` as 0600 through a temporary name and a rename.
 
-    fsync is there because the state is on NFS or Lustre: after a crash an empty key or
+    `sync` is there because the state is on NFS or Lustre: after a crash an empty key or
     kubeconfig would be worse than the old one. A file that says this already is left alone.
     """
     data = content.encode() if isinstance(content, str) else content
@@ -31,10 +31,21 @@ def write_private(path: Path, content: str | bytes) -> None:
         with os.fdopen(fd, "wb") as f:
             f.write(data)
             f.flush()
-            os.fsync(f.fileno())
+            if sync:
+                os.fsync(f.fileno())
         tmp.rename(path)
+        if sync:
+            _sync_directory(path.parent)
     except BaseException as e:
         tmp.unlink(missing_ok=True)
         if isinstance(e, OSError) and e.filename is None:
             e.filename = str(path)  # write(2) and fsync(2) do not name what they were about
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.controlplane.process import backoff, last_words, rotate
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.plan import NetworkFacts, NetworkPlan
@@ -84,9 +85,7 @@ class Member:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         """Returns when the place is there; HPKError if it can't be had."""
-        fd = os.open(self._spec, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as f:
-            json.dump(self._plan, f)
+        write_private(self._spec, json.dumps(self._plan))
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hpk_kubelet.node.store import write_file
+from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.slurm.script import comment
 from hpk_kubelet.spec.plan import Intent
 
@@ -47,7 +47,7 @@ class Arrays:
         lines = [
             json.dumps({**intent, "podDir": str(self._pods / intent["uid"])}) for intent in intents
         ]
-        write_file(directory / "map", ("\n".join(lines) + "\n").encode(), sync=True)
+        write_private(directory / "map", "\n".join(lines) + "\n")
         self._tasks[name] = list(intents)
         return name
 

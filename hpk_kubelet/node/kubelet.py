@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.kube.client import ApiError, services
 from hpk_kubelet.kube.reflector import Change, Reflector
@@ -23,7 +24,7 @@ from hpk_kubelet.node.jobs import SlurmJobs, active
 from hpk_kubelet.node.nodes import missing_partition, node_name
 from hpk_kubelet.node.pod import Pod
 from hpk_kubelet.node.prepare import Site
-from hpk_kubelet.node.store import PodDir, pod_dirs, write_file
+from hpk_kubelet.node.store import PodDir, pod_dirs
 from hpk_kubelet.node.submission import Submissions
 from hpk_kubelet.node.virtual_node import VirtualNode
 from hpk_kubelet.node.worker import Worker
@@ -85,7 +86,7 @@ class Kubelet:
             directories = await asyncio.to_thread(self._read_directories)
             await self._make_nodes(partitions, directories)
             self._adopt(directories)
-            write_file(self.site.paths.kubelet, json.dumps(address).encode())
+            write_private(self.site.paths.kubelet, json.dumps(address), sync=False)
             self._group.create_task(self.jobs.run())
             self._group.create_task(self.site.network.watch(self._network_changed))
             reflectors = [node.pods for node in self.nodes.values()]
@@ -170,7 +171,7 @@ class Kubelet:
 
     def _write_nodes(self) -> None:
         names = {name: node.partition.name for name, node in self.nodes.items()}
-        write_file(self.site.paths.nodes, json.dumps(names).encode())
+        write_private(self.site.paths.nodes, json.dumps(names), sync=False)
 
     def offered(self, partition: Partition) -> Amounts:
         """What pods may have of it: without what others hold and what is not usable."""

@@ -7,12 +7,12 @@ took is found out (`plan()` answers None) and made again.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.spec.plan import (
     AgentEvent,
     ContainerPlan,
@@ -21,28 +21,6 @@ from hpk_kubelet.spec.plan import (
     PodPlan,
     PodState,
 )
-
-
-def write_file(path: Path, data: bytes, *, sync: bool = False) -> None:
-    """Replaces the file as one step; 0600."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(data)
-            if sync:
-                f.flush()
-                os.fsync(f.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if sync:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 @dataclass
@@ -101,7 +79,7 @@ class PodDir:
         return Intent(**intent) if intent is not None and "uid" in intent else None  # type: ignore[typeddict-item]
 
     def write_intent(self, intent: Intent, *, sync: bool = True) -> None:
-        write_file(self.path / "intent.json", json.dumps(intent).encode(), sync=sync)
+        write_private(self.path / "intent.json", json.dumps(intent), sync=sync)
 
     def plan(self) -> PodPlan | None:
         """None when there is none, or none that was written whole."""
@@ -112,14 +90,15 @@ class PodDir:
     def write_ephemeral(self, plan: ContainerPlan) -> None:
         """For who must know what runs from which image; the agent has it by its connection."""
         path = self.path / f"ephemeral.{plan['name']}.json"
-        write_file(path, json.dumps({"containers": [plan]}).encode(), sync=False)
+        write_private(path, json.dumps({"containers": [plan]}), sync=False)
 
     def write_plan(self, plan: PodPlan, script: str | None) -> None:
         """The script goes last: with it the preparation is complete. None leaves the script."""
         # ASCII: env may hold lone surrogates (spec/plan.py), which UTF-8 has no bytes for.
-        write_file(self.path / "plan.json", json.dumps(plan, separators=(",", ":")).encode())
+        plan_json = json.dumps(plan, separators=(",", ":"))
+        write_private(self.path / "plan.json", plan_json, sync=False)
         if script is not None:
-            write_file(self.script, script.encode(errors="surrogateescape"))
+            write_private(self.script, script.encode(errors="surrogateescape"), sync=False)
 
     def remove(self) -> None:
         """Everything; a file that can't be removed is an OSError, and the rest is gone."""

@@ -128,11 +128,13 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    write_private(tmp_path / "f", "before")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as raised:
         write_private(tmp_path / "f", "one")
     assert raised.value.filename == str(tmp_path / "f")
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_text() == "before"
 
 
 @pytest.fixture

@@ -1,41 +1,15 @@
 import json
 import os
-import stat
-
-import pytest
 
 from hpk_kubelet.node import crash
 from hpk_kubelet.node.crash import crash_point
-from hpk_kubelet.node.store import Journal, PodDir, pod_dirs, write_file
+from hpk_kubelet.node.store import Journal, PodDir, pod_dirs
 
 STATE = {"jobId": "1", "containers": {}, "finished": False}
 
 
 def line(**fields):
     return json.dumps(fields).encode() + b"\n"
-
-
-def test_a_file_is_replaced_whole_and_private(tmp_path):
-    target = tmp_path / "f"
-    write_file(target, b"one")
-    write_file(target, b"two", sync=True)
-    assert target.read_bytes() == b"two"
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "f"
-    write_file(target, b"one")
-
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError):
-        write_file(target, b"two", sync=True)
-    assert target.read_bytes() == b"one"
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
 def test_a_journal_is_read_line_by_whole_line(tmp_path):
