@@ -154,6 +154,7 @@ class Paths:
         self.nodes = self.run / "nodes.json"  # node → partition, of the kubelet that ran last
         self.pods = self.home / "pods"  # one directory per pod uid
         self.arrays = self.home / "arrays"  # which pod each task of a job array is
+        self.seccomp = self.home / "seccomp"  # your profiles for pods (Localhost)
         self.agent = self.home / "agent"  # the agent as the jobs run it, one directory per version
 
     def pod(self, uid: str) -> Path:

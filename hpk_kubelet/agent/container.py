@@ -295,18 +295,21 @@ def spawn(
             "the image's files %s are not there on node %s: is that file system mounted, was the"
             " image removed?" % (rootfs, socket.gethostname()),
         )
-    program = start_program(
-        container_argv(container, runtime.fields),
-        container_env(container, runtime.fields, runtime.gpus, runtime.job),
-        container["workingDir"],
-        container["security"],
-        runtime.mapping,
-        tty=container["tty"],
-        fresh=True,
-        mounted=[mount.target for mount in mounts],
-        keep_groups=keep_groups,
-        users_given=users >= 0,
-    )
+    try:
+        program = start_program(
+            container_argv(container, runtime.fields),
+            container_env(container, runtime.fields, runtime.gpus, runtime.job),
+            container["workingDir"],
+            container["security"],
+            runtime.mapping,
+            tty=container["tty"],
+            fresh=True,
+            mounted=[mount.target for mount in mounts],
+            keep_groups=keep_groups,
+            users_given=users >= 0,
+        )
+    except ValueError as e:  # a seccomp profile that is too long
+        raise StartError("CreateContainerError", str(e)) from None
     argv = apptainer_argv(
         runtime.apptainer, rootfs, writable_layer=writable_layer, mounts=mounts,
         gpus=runtime.gpus, own_pid_namespace=own_pid_namespace and not beside,

@@ -121,6 +121,8 @@ def start_program(
     todo.call("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
     if security.get("noNewPrivileges"):
         todo.call("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, tag=_USER)
+        if security.get("seccomp"):
+            _confine(todo, security, allowed_capabilities(security))
     pairs = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in env.items()]
     words = [os.fsencode(word) for word in argv]
     for path in candidates(argv[0], env["PATH"]):
@@ -173,12 +175,8 @@ def _become(
             todo.call("write", 3, text, len(text), tag=_USER)
             todo.call("close", 3)
     kept = allowed_capabilities(security)
-    if security.get("seccomp"):
-        from . import seccomp
-
-        profile = seccomp.argument(seccomp.program(platform.machine(), kept))
-        # while this may be done without no_new_privs
-        todo.call("prctl", seccomp.PR_SET_SECCOMP, seccomp.MODE_FILTER, profile, 0, 0, tag=_USER)
+    if security.get("seccomp") and not security.get("noNewPrivileges"):
+        _confine(todo, security, kept)  # while CAP_SYS_ADMIN is there
     todo.call(
         "prctl", syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0,
         on_error=IGNORE,
@@ -205,6 +203,21 @@ def _become(
         struct.pack("<6I", low, low, 0, high, high, 0),  # effective, permitted, inheritable
         on_error=IGNORE,
     )
+
+
+def _confine(todo: Launcher, security: Dict[str, Any], capabilities: Sequence[str]) -> None:
+    """The seccomp filter, as runc does it: with no_new_privs as the last step, else while there is
+    the right to; a profile then must allow what follows (capset, setresuid, prctl, …)."""
+    from . import seccomp
+
+    if security["seccomp"] == "RuntimeDefault":
+        filter_ = seccomp.program(platform.machine(), capabilities)
+    else:
+        from . import seccomp_profile
+
+        filter_ = seccomp_profile.program(security["seccomp"], platform.machine())
+    profile = seccomp.argument(filter_)
+    todo.call("prctl", seccomp.PR_SET_SECCOMP, seccomp.MODE_FILTER, profile, 0, 0, tag=_USER)
 
 
 class Outcome(NamedTuple):

@@ -23,6 +23,7 @@ from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.network import NetworkNews
 from hpk_kubelet.node.objects import Key, Object, ObjectCache, Token, request_tokens
 from hpk_kubelet.node.pulls import Say, pull_images, with_volumes
+from hpk_kubelet.node.seccomp import load_profile
 from hpk_kubelet.node.store import PodDir
 from hpk_kubelet.spec.build import build_plan
 from hpk_kubelet.spec.errors import ConfigError
@@ -179,6 +180,7 @@ def plan_inputs(
         objects=found.objects,
         images=images,
         resolve_user=resolve_user,
+        seccomp_profile=partial(load_profile, site.paths.seccomp),
         volumes={name: volume.plan for name, volume in volumes.items()},
         services=services,
         api_host=site.api_host,

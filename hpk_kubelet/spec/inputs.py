@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hpk_kubelet.spec.plan import NetworkPlan, VolumePlan
+from hpk_kubelet.spec.plan import NetworkPlan, SeccompProfile, VolumePlan
 
 Object = dict[str, Any]
 """An API object as JSON."""
@@ -64,6 +64,7 @@ class PlanInputs:
     objects: Objects
     images: Mapping[str, Image]  # by container name, init containers included
     resolve_user: Callable[[Path, str], User]  # (rootfs, "USER[:GROUP]"); HPKError when unknown
+    seccomp_profile: Callable[[str], SeccompProfile]  # of this name; HPKError when there is none
     volumes: Mapping[str, VolumePlan]
     allocatable: Mapping[str, str]  # the node's: what a container without a limit may use
     api_host: str

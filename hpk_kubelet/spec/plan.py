@@ -58,6 +58,28 @@ class VolumePlan(TypedDict):
     readOnly: NotRequired[bool]  # every mount of it is
 
 
+class SeccompArgument(TypedDict):
+    index: int
+    value: int
+    valueTwo: int  # what the argument under the mask `value` is compared with (MASKED_EQ)
+    op: str
+
+
+class SeccompRule(TypedDict):
+    names: list[str]
+    action: str
+    errnoRet: NotRequired[int]
+    args: NotRequired[list[SeccompArgument]]
+
+
+class SeccompProfile(TypedDict):
+    """OCI's (runtime-spec, config-linux.md#seccomp), what is used of it."""
+
+    defaultAction: str
+    defaultErrnoRet: NotRequired[int]
+    syscalls: list[SeccompRule]
+
+
 class SecurityPlan(TypedDict):
     uid: int
     gid: int
@@ -67,7 +89,7 @@ class SecurityPlan(TypedDict):
     capabilities: NotRequired[list[str]]  # added beyond the runtime's default, without CAP_
     dropCapabilities: NotRequired[list[str]]
     noNewPrivileges: NotRequired[bool]  # setuid programs and file capabilities give nothing
-    seccomp: NotRequired[Literal["RuntimeDefault"]]  # else unconfined
+    seccomp: NotRequired[Literal["RuntimeDefault"] | SeccompProfile]  # else unconfined
     unmasked: NotRequired[bool]  # all of /proc and /sys is there, as the user may have it
 
 

@@ -45,9 +45,14 @@ def security_plan(
     )
     if effective.get("allowPrivilegeEscalation") is False:
         plan["noNewPrivileges"] = True
-    seccomp = (effective.get("seccompProfile") or {}).get("type")
-    if seccomp == "RuntimeDefault" and not plan["privileged"]:
+    seccomp = effective.get("seccompProfile") or {}
+    if seccomp.get("type") == "RuntimeDefault" and not plan["privileged"]:
         plan["seccomp"] = "RuntimeDefault"
+    elif seccomp.get("type") == "Localhost" and not plan["privileged"]:
+        try:
+            plan["seccomp"] = inputs.seccomp_profile(seccomp.get("localhostProfile") or "")
+        except HPKError as e:
+            raise ConfigError(str(e), container=name, reason="CreateContainerError") from None
     if plan["privileged"] or of_container.get("procMount") == "Unmasked":
         plan["unmasked"] = True
     capabilities = of_container.get("capabilities") or {}

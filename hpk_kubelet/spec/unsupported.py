@@ -108,11 +108,6 @@ def _of_pod(spec: Object) -> Iterator[Unsupported]:
                 f"volume {volume['name']}: medium {medium} is not to be had; it is on disk",
             )
     levels = (security, *_security_contexts(spec))
-    if any((level.get("seccompProfile") or {}).get("type") == "Localhost" for level in levels):
-        yield Unsupported(
-            "UnsupportedField",
-            "seccompProfile of type Localhost is ignored: HPK has RuntimeDefault alone",
-        )
     if any((level.get("appArmorProfile") or {}).get("type") == "Localhost" for level in levels):
         yield Unsupported(
             "UnsupportedField",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from conftest import Namespace, eventually, pod
+
+from hpk_kubelet.agent.syscall_numbers import NUMBERS
 
 STATUS = "grep -E '^(Cap|NoNew|Groups|Seccomp:)' /proc/self/status | tr -s '\\t ' ' '"
 DEFAULT_CAPABILITIES = "00000000a80425fb"  # containerd's
@@ -81,6 +84,54 @@ def test_users_groups_and_rights(ns: Namespace, busybox: str) -> None:
     assert waiting["reason"] == "CreateContainerConfigError"
     assert "container has runAsNonRoot and image will run as root" in waiting["message"]
     ns.kubectl("delete", "pod", "many")
+
+
+def test_a_seccomp_profile_of_ones_own(ns: Namespace, busybox: str) -> None:
+    """One that refuses a call, one that allows all others, and one that is not there."""
+    refuse = {"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}
+    allow = {"names": sorted({*NUMBERS} - {*refuse["names"]}), "action": "SCMP_ACT_ALLOW"}
+    for name, profile in (
+        ("refusing", {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refuse]}),
+        ("allowing", {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [allow]}),
+    ):
+        path = f"$HOME/.hpk/seccomp/{ns.name}"
+        ns.user.sh(f"mkdir -p {path}; echo '{json.dumps(profile)}' > {path}/{name}.json")
+
+    def profiled(name: str, **more: Any) -> dict[str, Any]:
+        profile = {"type": "Localhost", "localhostProfile": f"{ns.name}/{name}.json"}
+        script = "grep Seccomp: /proc/self/status; mkdir /tmp/x; echo done"
+        return {
+            "name": name, "image": busybox, "command": ["sh", "-c", script + "; sleep 600"],
+            "securityContext": {"seccompProfile": profile, "runAsUser": 1234, **more},
+        }  # fmt: skip
+
+    whole = pod("profiled", "x", image=busybox)
+    whole["spec"] |= {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [
+            profiled("refusing"),
+            profiled("allowing", allowPrivilegeEscalation=False),
+            profiled("missing"),
+        ],
+    }
+    ns.create(whole)
+
+    def states() -> dict[str, Any]:
+        found = ns.pod("profiled")["status"].get("containerStatuses") or ()
+        return {container["name"]: container["state"] for container in found}
+
+    eventually("the others run", lambda: sum("running" in s for s in states().values()) == 2)
+    for name, error in (
+        ("refusing", "Operation not supported"),
+        ("allowing", "Operation not permitted"),
+    ):
+        eventually(f"{name} speaks", lambda name=name: "done" in ns.logs("profiled", "-c", name))
+        text = ns.logs("profiled", "-c", name)
+        assert "Seccomp:\t2" in text and f"mkdir: can't create directory '/tmp/x': {error}" in text
+    waiting = states()["missing"]["waiting"]
+    assert waiting["reason"] == "CreateContainerError"
+    assert "cannot load seccomp profile" in waiting["message"]
+    ns.kubectl("delete", "pod", "profiled")
 
 
 def test_nothing_of_the_host_leaks_in(ns: Namespace, busybox: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.inputs import PlanInputs
-from hpk_kubelet.spec.plan import ContainerState, PodState, Terminated
+from hpk_kubelet.spec.plan import ContainerState, PodState, SeccompProfile, Terminated
 
 Object = dict[str, Any]
 
@@ -53,6 +53,12 @@ def resolve_user(rootfs: Path, user: str) -> User:
     raise HPKError(f"unable to find user {user}: no matching entries in passwd file")
 
 
+def seccomp_profile(name: str) -> SeccompProfile:
+    if name == "known.json":
+        return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
+    raise HPKError(f'cannot load seccomp profile "{name}": No such file or directory')
+
+
 def container(name: str = "main", **more: Any) -> Object:
     return {"name": name, "image": "app:1", **more}
 
@@ -83,6 +89,7 @@ def inputs(whole: Object, image: Image | None = None, **changes: Any) -> PlanInp
         "objects": {},
         "images": {name: image or Image() for name in names},
         "resolve_user": resolve_user,
+        "seccomp_profile": seccomp_profile,
         "volumes": {},
         "allocatable": {"cpu": "32", "memory": "64Gi", "ephemeral-storage": "1Ti"},
         "api_host": "10.0.0.1",

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from pod_strategies import POD
-from spec_samples import Image, inputs, resolve_user
+from spec_samples import Image, inputs, resolve_user, seccomp_profile
 
 from hpk_kubelet.config import Config
 from hpk_kubelet.controllers.claims import Storage, Unschedulable, claims_of
@@ -65,6 +65,7 @@ def test_the_plan_is_whole_or_refused(pod: Any) -> None:
             {"spec": {"containers": []}},
             images={name: Image() for name in names},
             resolve_user=resolve_user,
+            seccomp_profile=seccomp_profile,
             objects=OBJECTS,
             volumes=volumes,
             mpi=mpi_words(pod),

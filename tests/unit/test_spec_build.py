@@ -744,3 +744,20 @@ def test_one_misconfigured_container_does_not_hold_up_the_others() -> None:
     with pytest.raises(ConfigError):
         build_plan(first, inputs(first))
     assert "misconfigured" not in build_plan(pod(), inputs(pod()))
+
+
+def test_a_seccomp_profile_comes_with_the_plan() -> None:
+    def security(**more: Any) -> Object:
+        plan: Object = main_plan(securityContext=more)["security"]
+        return plan
+
+    known = {"type": "Localhost", "localhostProfile": "known.json"}
+    assert security(seccompProfile=known)["seccomp"] == {
+        "defaultAction": "SCMP_ACT_ALLOW", "syscalls": [],
+    }  # fmt: skip
+    assert security(seccompProfile={"type": "RuntimeDefault"})["seccomp"] == "RuntimeDefault"
+    assert "seccomp" not in security(seccompProfile=known, privileged=True)
+    unknown = {"type": "Localhost", "localhostProfile": "other.json"}
+    error = refused(securityContext={"seccompProfile": unknown})
+    assert error.reason == "CreateContainerError"
+    assert error.message.startswith("cannot load seccomp profile")
