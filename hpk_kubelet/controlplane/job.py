@@ -130,16 +130,24 @@ def already_runs(job: Job, home: Path) -> HPKError:
     )
 
 
-def control_jobs(jobs: Sequence[Job], home: Path, last: int | None) -> list[Job]:
+def control_jobs(
+    jobs: Sequence[Job], home: Path, last: int | None, others: Sequence[Path] = ()
+) -> list[Job]:
     """Those of this user's jobs that are control jobs of `home`: the `last` that made itself
     known before others that run (and will find that they are too many), then those that wait.
     A job that waits is a successor, which was marked when it was submitted, or has not marked
-    itself yet and is known by the name that hpk.sbatch gives it."""
+    itself yet and is known by the name that hpk.sbatch gives it, unless it may be that of one of
+    the `others` (see `unmarked`)."""
     running = [j for j in jobs if j.comment == marker(home) and j.runs]
     running.sort(key=lambda j: j.id != last)
-    named = [j for j in jobs if j.comment == marker(home) or (j.name == JOB_NAME and not j.comment)]
-    waiting = [j for j in named if j.alive and not j.runs]
-    return running + waiting
+    waiting = [j for j in jobs if j.comment == marker(home) and j.alive and not j.runs]
+    return running + sorted(waiting + ([] if others else unmarked(jobs)), key=lambda j: j.id)
+
+
+def unmarked(jobs: Sequence[Job]) -> list[Job]:
+    """Control jobs that wait for their first start, and do not say in which home yet."""
+    named = [j for j in jobs if j.name == JOB_NAME and not j.comment]
+    return [j for j in named if j.alive and not j.runs]
 
 
 def claim(job: int, home: Path, jobs: Callable[[], list[Job]], patience: float = 10.0) -> None:

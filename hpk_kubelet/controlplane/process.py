@@ -89,7 +89,9 @@ class Process:
         return self._process.pid if self._process and alive else None
 
     async def start(self) -> None:
-        """Starts it and waits until it is ready; HPKError with its last words otherwise."""
+        """Starts it (again, after `stop`) and waits until it is ready; HPKError with its last words
+        otherwise."""
+        self._stopping = False
         rotate(self.log)
         await self._spawn()
         try:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from hpk_kubelet import homes
 from hpk_kubelet.config import Config, Paths
 from hpk_kubelet.controlplane import (
     backup,
@@ -43,7 +44,9 @@ from hpk_kubelet.errors import HPKError
 
 MANIFESTS = Path(__file__).parent / "manifests"
 OWN = ("kubelet", "controllers")
-_LOG_CHECK = 60.0
+_CHECK = 60.0  # seconds between two looks at the logs' sizes and the copies' age
+_COPY_AGAIN = 3600.0  # seconds until a copy that could not be made is tried again
+_STARTS = 5  # of etcd, after a copy, before the control plane gives up
 
 
 def say(text: str) -> None:
@@ -70,6 +73,7 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
     binaries = {name: components.installed(name) for name in needed}
     await asyncio.to_thread(handover.take_over, paths, os.environ, say)
     await asyncio.to_thread(ensure_alone, paths, slurm_job)
+    homes.remember(paths.home)
     ports = choose_ports(stack.PORTS, port_range(config.ports), paths.run / "ports.json")
     site = stack.Site(paths, address, ports, binaries)
 
@@ -93,7 +97,8 @@ async def serve(config: Config, paths: Paths, own: tuple[str, ...] = OWN) -> Non
         while not stop.is_set():
             for process in plane.all_processes():
                 truncate_large(process.log)
-            await asyncio.wait({stopping}, timeout=_LOG_CHECK)
+            await plane.back_up()
+            await asyncio.wait({stopping}, timeout=_CHECK)
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -152,6 +157,8 @@ class Plane:
         self.network: pod_network.PodNetwork | None = None
         self.mode = ""  # of the pods' network, and why
         self.inside: inside.Inside | None = None
+        self._etcd: Process | None = None
+        self._next_copy = 0.0  # time.monotonic() before which no copy of etcd's data is tried
         self._paths = paths
         self._site = site
         self._job = slurm_job
@@ -160,10 +167,11 @@ class Plane:
     def all_processes(self) -> list[Process]:
         return [*self.processes, *(self.inside.processes if self.inside is not None else ())]
 
-    async def _start(self, component: Component) -> None:
+    async def _start(self, component: Component) -> Process:
         process = Process(component, self._paths.log, say)
         self.processes.append(process)
         await process.start()
+        return process
 
     async def start(self, own: tuple[str, ...]) -> None:
         """Starts everything in order; returns when all of it is up."""
@@ -173,7 +181,7 @@ class Plane:
         for name in USERS:
             write_component_kubeconfig(paths, pki, name, site.api)
         await asyncio.to_thread(backup.back_up, paths.etcd, paths.backups, time.time(), say)
-        await self._start(stack.etcd(site, pki, certs))
+        self._etcd = await self._start(stack.etcd(site, pki, certs))
         if self.network is not None:
             await self.network.prepare(pki)
             egress = inside.Egress(site, self.network.facts["podCIDR"])
@@ -211,6 +219,29 @@ class Plane:
             await self._start(stack.own(f"hpk-{name}", name))
         if self.inside is not None:
             await self.inside.serving(client)
+
+    async def back_up(self) -> None:
+        """Once a day, for some tenths of a second without etcd: its data is copied, and its file
+        made smaller where that is worth it, which it does at its start."""
+        paths = self._paths
+        began = time.monotonic()
+        if self._etcd is None or began < self._next_copy:
+            return
+        if not backup.is_due(paths.etcd, paths.backups, time.time()):
+            return
+        self._next_copy = began + _COPY_AGAIN
+        await self._etcd.stop()
+        copy = await asyncio.to_thread(backup.back_up, paths.etcd, paths.backups, time.time(), say)
+        for left in reversed(range(_STARTS)):
+            try:
+                await self._etcd.start()
+                break
+            except HPKError as e:
+                if not left:
+                    raise
+                say(f"after a copy of its data: {e}; starting it again")
+        if copy is not None:
+            say(f"etcd's data is copied to {copy}, {time.monotonic() - began:.1f} s without it")
 
     async def stop(self) -> None:
         """Stops everything, last started first; but before the API server and etcd, which wait

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpk_kubelet import homes
 from hpk_kubelet.config import Paths
 from hpk_kubelet.controlplane import job as jobs
 from hpk_kubelet.controlplane.api import ApiClient
@@ -89,7 +90,8 @@ def find_control(paths: Paths) -> tuple[Control | None, jobs.Job | None, bool]:
         return control, None, True
     try:
         last = control.job if control else None
-        found = jobs.control_jobs(jobs.my_jobs(), paths.home, last)
+        _, *others = homes.known(paths.home)
+        found = jobs.control_jobs(jobs.my_jobs(), paths.home, last, others)
     except jobs.SlurmUnreachable:
         raise
     except HPKError:
@@ -191,6 +193,13 @@ def down(paths: Paths, say: Callable[[str], None], patience: float = 75.0) -> No
         say(f"process {control.pid} stopped")
         return
     if job is None:
+        _, *others = homes.known(paths.home)
+        if others and (waiting := jobs.unmarked(jobs.my_jobs())):
+            raise HPKError(
+                f"job {waiting[0].id} waits to become a control job, of {paths.home} or of "
+                f"{', '.join(map(str, others))}: Slurm does not tell which; if it is this one's, "
+                f"scancel {waiting[0].id}"
+            )
         raise HPKError(NOT_RUNNING)
     for waits in jobs.control_jobs(jobs.my_jobs(), paths.home, None):
         if waits.id != job.id and not waits.runs and waits.comment == jobs.marker(paths.home):

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from hpk_kubelet import homes
 from hpk_kubelet.config import Paths, load_config
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.images import gc
@@ -124,7 +125,10 @@ def collect(
 ) -> None:
     """Remove images that no pod refers to, and what interrupted pulls left."""
     seconds = _duration(unused)
-    result = gc.collect(_store(), gc.digests_in_use(Paths().pods), max(seconds, 0.0))
+    in_use: set[str] = set()
+    for home in homes.known(Paths().home):
+        in_use |= gc.digests_in_use(Paths(home).pods)
+    result = gc.collect(_store(), in_use, max(seconds, 0.0))
     for image in result.images:
         typer.echo(f"removed {', '.join(_tags(image)) or image.digest}")
     freed = decimal(sum(image.disk for image in result.images))

@@ -212,7 +212,7 @@ class ImageStore:
             body, declared = await repository.manifest(chosen)
             kind = media_type(check(body, chosen), declared)
         waited = 0.0
-        if not (self.directory(chosen) / "image.json").exists():
+        if self._described(chosen) is None:
             waited = await self._share(repository, chosen, parse_manifest(body), progress)
         image = await self._name(ref, digest, chosen)
         if image is None:
@@ -290,19 +290,28 @@ class ImageStore:
         """None when the image behind the reference is gone: it is pulled again then."""
         try:
             stored = msgspec.json.decode(Path(path).read_bytes(), type=StoredReference)
-            directory = self.directory(stored.digest)
-            image = msgspec.json.decode((directory / "image.json").read_bytes(), type=StoredImage)
         except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        image = self._described(stored.digest)
+        if image is None:
             return None
         return Image(
             reference=stored.reference,
             id=stored.id,
             digest=stored.digest,
-            rootfs=directory / "rootfs",
+            rootfs=self.directory(stored.digest) / "rootfs",
             config=image.config,
             size=image.size,
             disk=image.disk,
         )
+
+    def _described(self, digest: str) -> StoredImage | None:
+        """None where there is no such image, or its image.json is damaged."""
+        try:
+            text = (self.directory(digest) / "image.json").read_bytes()
+            return msgspec.json.decode(text, type=StoredImage)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
 
     def _touch(self, digest: str) -> None:
         now = time.monotonic()
@@ -325,7 +334,9 @@ def _place(work: Path, final: Path, stored: StoredImage) -> None:
     except OSError as e:
         if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        # Another process was first. Its image is this one: the digest says so.
+        # Another process was first. Its image is this one: the digest says so. Or it was here
+        # and its image.json damaged: pods may run on its rootfs, so that alone is made new.
+        (work / "image.json").replace(final / "image.json")
 
 
 def _write(path: Path, content: bytes) -> None:

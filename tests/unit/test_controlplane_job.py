@@ -40,6 +40,8 @@ def test_control_jobs() -> None:
     waiting, extra, running = job(4, "PENDING", comment=""), job(5), job(6, name="mine")
     found = control_jobs([*others, waiting, extra, running], HOME, last=6)
     assert found == [running, extra, waiting]
+    elsewhere = control_jobs([*others, waiting, extra, running], HOME, 6, [Path("/elsewhere")])
+    assert elsewhere == [running, extra], "the one that waits may be the other's"
 
 
 @pytest.fixture

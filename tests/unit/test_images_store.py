@@ -333,6 +333,28 @@ async def test_two_processes_at_once(registry: FakeRegistry, store: ImageStore) 
     await other.close()
 
 
+@pytest.mark.parametrize("text", [b"", b'{"config": 1}', None])
+async def test_a_damaged_description_is_made_new_and_the_files_stay(
+    registry: FakeRegistry, store: ImageStore, text: bytes | None
+) -> None:
+    registry.image("v1", layers=[compressed("a")])
+    name = f"{registry.host}/app:v1"
+    first = await store.pull(name, "Always")
+    (first.rootfs / "in-use").touch()
+    description = first.rootfs.with_name("image.json")
+    before = description.read_bytes()
+    description.unlink()
+    if text is not None:
+        description.write_bytes(text)
+    other = ImageStore(store.root, [registry.host], AMD64)
+    again = await other.pull(name, "IfNotPresent")
+    assert (again.pulled, again.rootfs) == (True, first.rootfs)
+    assert description.read_bytes() == before
+    assert (first.rootfs / "in-use").exists(), "pods may run on them"
+    assert not list(store.tmp.glob("*"))
+    await other.close()
+
+
 async def test_a_present_image_costs_microseconds(
     registry: FakeRegistry, store: ImageStore
 ) -> None:
