@@ -14,8 +14,7 @@ _NEWLINK, _DELLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 20, 24, 28
 _UP = 1  # IFF_UP
 _LINK_ADDRESS, _LINK_NAME, _LINK_MTU, _LINK_INFO, _LINK_NETNS_FD = 1, 3, 4, 18, 28
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
-_VXLAN_ID, _VXLAN_LINK, _VXLAN_LOCAL = 1, 3, 4
-_VXLAN_LEARNING, _VXLAN_PORT_RANGE, _VXLAN_PORT = 7, 10, 15
+_VXLAN_ID, _VXLAN_LOCAL, _VXLAN_LEARNING, _VXLAN_PORT_RANGE, _VXLAN_PORT = 1, 4, 7, 10, 15
 _ADDR_ADDRESS, _ADDR_LOCAL = 1, 2
 _ROUTE_DST, _ROUTE_OIF, _ROUTE_GATEWAY = 1, 4, 5
 _NEIGH_DST, _NEIGH_LLADDR = 1, 2
@@ -82,13 +81,10 @@ class Netlink:
         body += attribute(_LINK_ADDRESS, mac) + common + attribute(_LINK_INFO, info)
         self._change(_NEWLINK, _CREATE | _EXCL, body, "veth %s" % name)
 
-    def add_vxlan(
-        self, name: str, mac: bytes, vni: int, link: int, local: str, port: int, mtu: int
-    ) -> None:
-        """An end of a tunnel through the device with index `link`, whose address is `local`; down.
-        Its packets come from UDP port `port` too, all of them."""
-        data = attribute(_VXLAN_ID, vni) + attribute(_VXLAN_LINK, link)
-        data += attribute(_VXLAN_LOCAL, socket.inet_aton(local))
+    def add_vxlan(self, name: str, mac: bytes, vni: int, local: str, port: int, mtu: int) -> None:
+        """An end of a tunnel, at the address `local` of whichever device has it; down. Its packets
+        come from UDP port `port` too, all of them."""
+        data = attribute(_VXLAN_ID, vni) + attribute(_VXLAN_LOCAL, socket.inet_aton(local))
         data += attribute(_VXLAN_LEARNING, b"\0")
         data += attribute(_VXLAN_PORT_RANGE, struct.pack("!HH", port, min(port + 1, 0xFFFF)))
         data += attribute(_VXLAN_PORT, struct.pack("!H", port))
@@ -102,8 +98,10 @@ class Netlink:
         body = _LINK.pack(socket.AF_UNSPEC, 0, socket.if_nametoindex(name), 0, 0)
         self._change(_DELLINK, 0, body, "removal of %s" % name)
 
-    def set_up(self, name: str) -> None:
+    def set_up(self, name: str, mtu: Optional[int] = None) -> None:
         body = _LINK.pack(socket.AF_UNSPEC, 0, socket.if_nametoindex(name), _UP, _UP)
+        if mtu is not None:
+            body += attribute(_LINK_MTU, mtu)
         self._change(_NEWLINK, 0, body, "%s up" % name)
 
     def add_address(self, index: int, address: str) -> None:

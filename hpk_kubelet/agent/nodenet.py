@@ -155,17 +155,19 @@ def prepare_network(
 
 
 def make_tunnel(netlink: Netlink, facts: Dict[str, Any], host_ip: str) -> None:
-    """flannel's device, which flanneld takes as it finds it, made so that all packets between two
-    nodes are one flow: by itself VXLAN gives each connection between pods a source port of its
-    own, and pasta keeps two sockets for each for three minutes, until it may open no more. The
-    hardware address stays the same from one owner to the next: so the other nodes find it."""
-    name = "flannel.%d" % facts.get("vni", 0)
-    if "vni" not in facts or name in (link for _, link in socket.if_nameindex()):
+    """flannel's device, which flanneld takes as it finds it.
+
+    Made so that all packets between two nodes are one flow: by itself VXLAN gives each connection
+    between pods a source port of its own, and pasta keeps two sockets for each for three minutes,
+    until it may open no more. And so that it outlives pasta's interface: with it stay the ways to
+    the other nodes, which the next owner needs before etcd can be asked for them."""
+    if "vni" not in facts:
         return
-    netlink.add_vxlan(
-        name, b"\x02\x00" + socket.inet_aton(host_ip), facts["vni"],
-        socket.if_nametoindex(INTERFACE), host_ip, facts["vxlanPort"], facts["mtu"] - _VXLAN_BYTES,
-    )  # fmt: skip
+    name, mtu = "flannel.%d" % facts["vni"], facts["mtu"] - _VXLAN_BYTES
+    if name not in (link for _, link in socket.if_nameindex()):
+        mac = b"\x02\x00" + socket.inet_aton(host_ip)
+        netlink.add_vxlan(name, mac, facts["vni"], host_ip, facts["vxlanPort"], mtu)
+    netlink.set_up(name, mtu)
 
 
 def _has_address(s: socket.socket) -> bool:

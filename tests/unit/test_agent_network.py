@@ -83,7 +83,7 @@ def test_a_tunnel_has_one_source_port(
 ) -> None:
     netlink, sent = Netlink(), []
     monkeypatch.setattr(netlink, "_change", lambda *order: sent.append(order))
-    netlink.add_vxlan("flannel.7", bytes(6), 7, 2, "10.0.0.1", port, 1450)
+    netlink.add_vxlan("flannel.7", bytes(6), 7, "10.0.0.1", port, 1450)
     netlink.close()
     assert attribute(10, struct.pack("!HH", port, last)) in sent[0][2]
 
