@@ -131,6 +131,7 @@ def test_every_end_has_a_reason_and_words(word, reason):
 
 def test_a_job_that_nobody_knows():
     assert verdict.ended(None, "5", "").reason == "JobLost"
+    assert verdict.ended(None, "5.2", "").reason == "ControlJobEnded"
 
 
 def test_conditions_of_others_stay():
