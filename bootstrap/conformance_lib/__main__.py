@@ -1,7 +1,12 @@
-"""The command line: settings come as environment variables, from `make conformance`."""
+"""Runs Kubernetes' own conformance tests against HPK on a sandbox of two partitions, and writes
+docs/conformance.md. Settings come as environment variables, from `make conformance`:
+FOCUS, SKIP: regular expressions on tests' names; PARALLEL: how many run at once (4); ATTEMPTS: how
+often a test may be tried (3); FRESH=1: forget what an interrupted run has done.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -24,6 +29,8 @@ def conformance_tests() -> list[str]:
 
 
 def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser("conformance", None, __doc__, formatter_class=form).parse_args()
     chosen, skipped = os.environ.get("FOCUS", ""), os.environ.get("SKIP", "")
     parallel = int(os.environ.get("PARALLEL") or 4)
     attempts = int(os.environ.get("ATTEMPTS") or ATTEMPTS)

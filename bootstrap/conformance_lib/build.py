@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sandbox_lib import project
@@ -32,11 +32,11 @@ CONFIG = HERE / "config.yaml"
 """Added to the user's configuration."""
 
 
-def binaries() -> Path:
+def binaries(names: Collection[str] = frozenset(PACKAGES)) -> Path:
     """Builds what is missing; answers the suite's path in the component cache."""
     pins = (MODULE / "go.mod").read_bytes() + (MODULE / "go.sum").read_bytes()
     key = hashlib.sha256(pins).hexdigest()
-    for name, package in PACKAGES.items():
+    for name in names:
         target = project.components() / name / VERSION / name
         mark = target.with_name("key")
         if target.exists() and mark.exists() and mark.read_text() == key:
@@ -46,9 +46,14 @@ def binaries() -> Path:
         command = ["test", "-c"] if name.endswith(".test") else ["build"]
         flags = ["-trimpath", "-buildvcs=false", "-ldflags", "-s -w"]
         with building(target) as temporary:
-            go([*command, *flags, "-o", str(temporary), package])
+            go([*command, *flags, "-o", str(temporary), PACKAGES[name]])
         mark.write_text(key)
     return project.components() / "e2e.test" / VERSION / "e2e.test"
+
+
+def suite_binary() -> Path:
+    """The suite alone, for those of its tests that need no images of their own."""
+    return binaries({"e2e.test"})
 
 
 def go(words: Sequence[str]) -> None:
@@ -91,3 +96,7 @@ def cluster(home: Path) -> None:
                 f.write(added)
         alice("sbatch", "/opt/hpk/src/hpk.sbatch")
     alice("hpk", "status", "--wait", "120", stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    suite_binary()

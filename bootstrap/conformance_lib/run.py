@@ -19,6 +19,18 @@ SUITE_TIMEOUT = "60m"
 _NO_RESULT = "the suite ended without a result for this test"
 
 
+def suite(names: Sequence[str], reports: Path, repositories: Path) -> list[str]:
+    """The command that runs these tests on a node, as alice; both paths are as she sees them."""
+    return [
+        "env", "KUBECONFIG=/home/alice/.hpk/kubeconfig", f"KUBE_TEST_REPO_LIST={repositories}",
+        f"/opt/hpk/components/e2e.test/{build.VERSION}/e2e.test",
+        "--provider=skeleton", "--num-nodes=2", "--disable-log-dump",
+        "--kubectl-path=/usr/local/bin/kubectl", f"--report-dir={reports}",
+        f"--ginkgo.focus={focus(names)}", "--ginkgo.succinct", "--ginkgo.no-color",
+        f"--ginkgo.timeout={SUITE_TIMEOUT}", "--ginkgo.silence-skips",
+    ]  # fmt: skip
+
+
 class Runner:
     """`home` is alice's, as the host and (`inside`) as the nodes see it."""
 
@@ -77,16 +89,8 @@ class Runner:
         reports = self.home / "conformance" / stamp
         inside = self.inside / "conformance" / stamp
         log = self._logs / f"{stamp}.log"
-        argv = [
-            "env", f"KUBECONFIG={self.inside}/.hpk/kubeconfig",
-            f"KUBE_TEST_REPO_LIST={self.inside}/conformance/repositories.yaml",
-            f"/opt/hpk/components/e2e.test/{build.VERSION}/e2e.test",
-            "--provider=skeleton", "--num-nodes=2", "--disable-log-dump",
-            "--kubectl-path=/usr/local/bin/kubectl", f"--report-dir={inside}",
-            f"--ginkgo.focus={focus(names)}", "--ginkgo.succinct", "--ginkgo.no-color",
-            f"--ginkgo.timeout={SUITE_TIMEOUT}", "--ginkgo.silence-skips",
-        ]  # fmt: skip
         with log.open("w") as out:
+            argv = suite(names, inside, self.inside / "conformance" / "repositories.yaml")
             build.alice(*argv, check=False, stdout=out, stderr=subprocess.STDOUT)
         found: dict[str, Result] = {}
         for report in reports.glob("junit*.xml"):
