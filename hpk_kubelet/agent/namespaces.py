@@ -180,9 +180,11 @@ def _start_init(own_network: bool) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans' ends are nobody's business
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if own_network:
-                from .podnet import make_netns
+                from .podnet import make_netns, show_devices
 
-                socket.send_fds(theirs, [b"1"], [make_netns()])
+                netns = make_netns()
+                show_devices()
+                socket.send_fds(theirs, [b"1"], [netns])
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)

@@ -18,6 +18,7 @@ from .nodenet import Namespaces
 GATEWAY = "169.254.1.1"  # link-local: what pods send everything to
 _GATEWAY_MAC = bytes.fromhex("eeeeeeeeeeee")
 DEVICE = "eth0"
+_SYSFS = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
 class Place(NamedTuple):
@@ -204,3 +205,14 @@ def make_netns() -> int:
     netlink.set_up("lo")
     netlink.close()
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def show_devices() -> None:
+    """This process's mount namespace shows the devices of its network namespace in /sys, as far
+    as the kernel lets a user mount one: else the node's are seen, which harms nobody."""
+    devices = "/sys/devices/virtual/net"
+    with contextlib.suppress(OSError):
+        syscalls.mount("sysfs", devices, "sysfs", _SYSFS)
+        # what /sys/class/net has are links to where the devices themselves are
+        for source, target in (("/class/net", "/sys/class/net"), (devices[4:], devices)):
+            syscalls.mount(devices + source, target, flags=syscalls.MS_BIND)

@@ -30,6 +30,7 @@ def test_pods_reach_each_other_and_the_outside(ns: Namespace, agnhost: str, regi
         assert http(ns, one, found[other], "clientip").startswith(found[one] + ":")
         dial = f"dial?host={found[other]}&port=7001&protocol=udp&request=hostname"
         assert json.loads(http(ns, one, "127.0.0.1", dial)) == {"responses": [other]}
+    assert ns.kubectl("exec", "a", "--", "ls", "/sys/class/net").out.split() == ["eth0", "lo"]
     # the registry is a server beside the cluster; the API server is on one of the nodes
     assert ns.kubectl("exec", "c", "--", "wget", "-qO-", f"http://{registry}/v2/").out == "{}"
     for name in "abc":
