@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from . import wire
+from .fds import within
 from .journal import note
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ async def dial(agent: Dict[str, Any]) -> Channel:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(agent["ca"])
     host = resolved(address["host"])
-    return await asyncio.wait_for(
+    return await within(
+        DIAL_TIMEOUT,
         asyncio.open_connection(
             host, int(address["port"]), ssl=context, server_hostname=SERVER_NAME,
             limit=1 << 18,
         ),
-        DIAL_TIMEOUT,
     )  # fmt: skip
 
 
@@ -158,8 +159,8 @@ class Connection:
         if self._writer is None and not self._dialling:
             return
         with contextlib.suppress(asyncio.TimeoutError, OSError):
-            await asyncio.wait_for(self._told.wait(), patience)
+            await within(patience, self._told.wait())
             if self._writer is not None:
                 writer = self._writer
                 writer.close()  # what was written is sent first
-                await asyncio.wait_for(writer.wait_closed(), patience)
+                await within(patience, writer.wait_closed())

@@ -1,9 +1,11 @@
-"""Waiting for file descriptors and signals in the event loop."""
+"""Waiting for file descriptors, signals and the clock in the event loop."""
 
 import asyncio
 import os
 import signal
-from typing import Any, AsyncIterator, Awaitable, Callable, Optional
+from typing import Any, AsyncIterator, Awaitable, Callable, Optional, TypeVar
+
+_Result = TypeVar("_Result")
 
 LINGER = 0.5  # seconds for output to arrive after its process's end
 
@@ -30,6 +32,22 @@ async def _ready(fd: int, add: Callable[..., Any], remove: Callable[[int], Any])
         await ready
     finally:
         remove(fd)
+
+
+async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
+    """asyncio.wait_for, which before Python 3.12 may lose a cancellation (bpo-37658): what it was
+    in would never end. asyncio.TimeoutError."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def chunks(fd: int, exited: "Optional[asyncio.Future[Any]]" = None) -> AsyncIterator[bytes]:

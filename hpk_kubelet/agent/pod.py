@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Set
 
+from .fds import within
 from .journal import Journal, note, own_job
 from .runner import Runner
 from .setup import PodSetup
@@ -124,7 +125,7 @@ class Pod:
     async def stops_within(self, seconds: float) -> bool:
         """Waits; True as soon as the pod is to stop."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
+            await within(seconds, self.stopping.wait())
         return self.stopping.is_set()
 
     async def wait_until(self, futures: "Set[asyncio.Future[Any]]", deadline: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
+from .fds import within
 from .handlers import HookError, exec_action, grpc_check, http_get, tcp_connect
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def probe_once(runner: "Runner", kind: str, probe: Dict[str, Any]) -> Tupl
     """Whether it passed, and what it said."""
     timeout = probe.get("timeoutSeconds", 1)
     try:
-        return await asyncio.wait_for(_act(runner, kind, probe), timeout)
+        return await within(timeout, _act(runner, kind, probe))
     except HookError as e:
         return False, str(e)
     except asyncio.TimeoutError:

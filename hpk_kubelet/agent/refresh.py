@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict
 from . import wire
 from .allocation import END_SIGNALS
 from .connection import DIAL_ERRORS, dial, hello
-from .fds import on_signal
+from .fds import on_signal, within
 from .journal import note, own_job
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
         stop.set()
     while not starting.terminated:
         try:
-            return await asyncio.wait_for(_ask(starting), ANSWER_TIMEOUT)
+            return await within(ANSWER_TIMEOUT, _ask(starting))
         except (*DIAL_ERRORS, wire.WireError, RefreshError) as e:
             words = str(e) or type(e).__name__
             if words != said:
@@ -54,7 +54,7 @@ async def _refreshed(starting: "Starting") -> Dict[str, Any]:
                 why = "waiting for the kubelet to refresh the pod's plan: %s" % words
                 starting.journal.write(waiting_state(starting.plan, why), [])
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), delay)
+            await within(delay, stop.wait())
         delay = min(delay * 2, LONGEST_RETRY)
     return starting.plan
 

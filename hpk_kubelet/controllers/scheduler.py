@@ -187,8 +187,8 @@ class Scheduler:
     def _for_no_node(self, why: str) -> str:
         return f"0/{len(self._nodes.store)} nodes are available: {why}."
 
-    def _again(self, pod: Object, pause: float = BIND_RETRY) -> None:
-        asyncio.get_running_loop().call_later(pause, self._enqueue, key_of(pod))
+    def _again(self, pod: Object) -> None:
+        asyncio.get_running_loop().call_later(BIND_RETRY, self._enqueue, key_of(pod))
 
     async def _bind_claims(self, pod: Object, claims: Claims, node: Object) -> None:
         """The pod's turn comes again when its claims are bound."""

@@ -78,7 +78,8 @@ class Member:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                await asyncio.wait_for(process.wait(), 5.0)
+                async with asyncio.timeout(5.0):
+                    await process.wait()
             except TimeoutError:
                 process.send_signal(signal.SIGKILL)
                 await process.wait()
@@ -99,7 +100,8 @@ class Member:
             os.close(log)
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT)
+            async with asyncio.timeout(START_TIMEOUT):
+                line = await self._process.stdout.readline()
             found: dict[str, Any] = json.loads(line)
         except (TimeoutError, ValueError):
             with contextlib.suppress(ProcessLookupError):

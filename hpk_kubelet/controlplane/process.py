@@ -113,7 +113,8 @@ class Process:
             return
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), self.component.stop_timeout)
+            async with asyncio.timeout(self.component.stop_timeout):
+                await process.wait()
         except TimeoutError:
             seconds = self.component.stop_timeout
             self._say(f"{self.component.name} was killed, as it did not stop within {seconds:g} s")

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _QUICK = 1.0  # seconds between queries while a change is expected that no agent will tell
 _IDLE = 3  # times the interval, while no job waits in the queue
-_SLOWEST = 15.0  # between two tries while slurmctld is away
+_RETRY, _SLOWEST = 1.0, 15.0  # the first (doubled) and longest pause while slurmctld is away
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SlurmJobs:
 
     async def _pause(self, began: float, failures: int) -> None:
         if failures:
-            await asyncio.sleep(min(_SLOWEST, 2.0**failures))
+            await asyncio.sleep(min(_SLOWEST, _RETRY * 2**failures))
             return
         while (now := time.monotonic()) < began + _IDLE * self._interval:
             due = began + (_QUICK if now < self._quick_until else self._calm())

@@ -63,7 +63,8 @@ class SpdyExec:
             self._complete.set()
 
     async def _carry(self) -> None:
-        await asyncio.wait_for(self._complete.wait(), _CREATION_TIMEOUT)
+        async with asyncio.timeout(_CREATION_TIMEOUT):
+            await self._complete.wait()
         inward = [
             asyncio.create_task(self._inward(channel))
             for channel in (STDIN, RESIZE)

@@ -1,5 +1,6 @@
 """The agent's pure parts."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from hpk_kubelet.agent.container import (
     csv_field,
 )
 from hpk_kubelet.agent.etc import hosts_file, resolver_file
+from hpk_kubelet.agent.fds import within
 from hpk_kubelet.agent.install import install
 from hpk_kubelet.agent.journal import AlreadyStarted, Journal
 from hpk_kubelet.agent.namespaces import subordinate_range
@@ -424,3 +426,22 @@ def test_every_module_compiles_on_the_oldest_python() -> None:
     for path in folder.glob("*.py"):
         if path.name != "install.py":
             ast.parse(path.read_text(), str(path), feature_version=(3, 9))
+
+
+async def test_work_ends_within_its_time_or_with_its_waiter() -> None:
+    async def late(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    assert await within(5.0, late(0.0)) == "done"
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.01, late(60.0))
+    # cancelled in the moment in which what it waits for is done
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    waiter = asyncio.ensure_future(within(60.0, ready))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ready.set_result("done")
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter

@@ -295,6 +295,7 @@ def live(tmp_path, monkeypatch):
     monkeypatch.setattr(pod_module, "_QUIET", 0.0)
     monkeypatch.setattr("hpk_kubelet.node.ending._LAST_WORD", 0.1)
     monkeypatch.setattr("hpk_kubelet.node.jobs._QUICK", 0.02)
+    monkeypatch.setattr("hpk_kubelet.node.jobs._RETRY", 0.02)
     monkeypatch.setattr(kubelet_module, "Reflector", lambda *args: Reflected())
 
     @contextlib.asynccontextmanager
