@@ -97,7 +97,7 @@ def main(argv: List[str]) -> int:
         signal.signal(number, terminated)
     postpone("inspect")  # asyncio imports it, and a dozen others with it, for what is not done here
     try:
-        if time.time() - plan["created"] > REFRESH_AFTER:
+        if time.time() - plan["created"] > REFRESH_AFTER or incomplete(plan):
             from .refresh import refreshed
 
             starting.plan = refreshed(starting)
@@ -142,6 +142,11 @@ def read_plan(pod_dir: str) -> Any:
             path, plan.get("version") if isinstance(plan, dict) else "?", PLAN_VERSION,
         )  # fmt: skip
     return plan
+
+
+def incomplete(plan: Dict[str, Any]) -> bool:
+    """Whether the pod's tokens are not there yet."""
+    return not all(os.path.islink(os.path.join(path, "..data")) for path in plan.get("awaits", ()))
 
 
 def start(starting: Starting) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time as clocks
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -87,7 +87,8 @@ class EventRecorder:
 
     The same event again (object, type, reason, message, field) raises the count of the first
     one. Events of one object are sent in order. While the API server is away they wait; when
-    too many wait, new ones are dropped and the log says so.
+    too many wait, new ones are dropped and the log says so. `calm` is waited for before a Normal
+    one.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class EventRecorder:
         component: str = "hpk-kubelet",
         host: str = "",
         parallel: int = 8,
+        calm: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], datetime] = now,
         monotonic: Callable[[], float] = clocks.monotonic,
     ) -> None:
@@ -104,6 +106,7 @@ class EventRecorder:
         self._source = {"component": component, **({"host": host} if host else {})}
         self._clock = clock
         self._monotonic = monotonic
+        self._calm = calm
         self._filter = SpamFilter()
         self._sent: OrderedDict[Key, Sent] = OrderedDict()
         self._queues: list[asyncio.Queue[tuple[Key, Object]]] = [
@@ -179,6 +182,8 @@ class EventRecorder:
         while True:
             key, event = await queue.get()
             try:
+                if self._calm is not None and event["type"] == "Normal":
+                    await self._calm()
                 await self._send(key, event)
             finally:
                 self._pending -= 1

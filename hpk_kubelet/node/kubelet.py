@@ -24,6 +24,7 @@ from hpk_kubelet.node.jobs import SlurmJobs, active
 from hpk_kubelet.node.nodes import missing_partition, node_name
 from hpk_kubelet.node.pod import Pod
 from hpk_kubelet.node.prepare import Site
+from hpk_kubelet.node.rush import Rush
 from hpk_kubelet.node.store import PodDir, pod_dirs
 from hpk_kubelet.node.submission import Submissions
 from hpk_kubelet.node.virtual_node import VirtualNode
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _NODE_INTERVAL = 15.0  # between two looks at the partitions; longer where one takes long:
 _NODE_SHARE = 0.01  # of the time may be spent with them
+_FETCHING = 4  # pods whose tokens are requested at once, while their jobs wait
 _NODE_HURRY = 2.0  # between two looks at whether Slurm answers
 
 MakeNode = Callable[["Kubelet", str, Partition], Awaitable[VirtualNode]]
@@ -64,7 +66,11 @@ class Kubelet:
             self._jobs_changed,
             self.arrays.uid,
         )
-        self.submissions = Submissions(backend, self.arrays, cluster, site.paths.run)
+        self.rush = Rush()
+        self.fetching = asyncio.Semaphore(_FETCHING)
+        self.submissions = Submissions(
+            backend, self.arrays, cluster, site.paths.run, self.rush.over
+        )
         self.nodes: dict[str, VirtualNode] = {}
         self._dropped: list[VirtualNode] = []
         self.agents: AgentServer  # set by whoever makes the server, which needs this object
@@ -216,6 +222,7 @@ class Kubelet:
         return [s for s in self._services.values() if s["metadata"]["namespace"] == namespace]
 
     def forget(self, pod: Worker) -> None:
+        self.rush.end(pod.uid)
         self._pods.pop(pod.uid, None)
         for key in [key for key, known in self._by_name.items() if known is pod]:
             del self._by_name[key]

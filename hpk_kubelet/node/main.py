@@ -122,6 +122,7 @@ async def serve(config: Config, paths: Paths) -> None:
             offered=kubelet.offered,
             full=kubelet.disk.pressure,
             way=jobs.way,
+            calm=kubelet.rush.over,
             on_pod=kubelet.pod_changed,
             on_written=kubelet.status_written,
             on_refused=kubelet.status_refused,

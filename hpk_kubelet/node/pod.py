@@ -16,10 +16,8 @@ from hpk_kubelet.node.decide import Action, Progress, Want, decide
 from hpk_kubelet.node.decide import Job as JobView
 from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.jobs import active
-from hpk_kubelet.node.prepare import refresh_volumes
 from hpk_kubelet.node.worker import REFRESH
 from hpk_kubelet.slurm.backend import UnreachableError
-from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.plan import AgentEvent, PodState
 from hpk_kubelet.spec.status import same_status
 
@@ -194,7 +192,10 @@ class Pod(Attending, Changes):
         """Seconds for which a Pending status is held back."""
         untroubled = not self.container_waiting and self.waiting is None
         on_its_way = (self.preparing or self.submitting) and untroubled
-        return _QUIET_STARTING if on_its_way else _QUIET
+        if not untroubled:
+            return _QUIET
+        # What all of them say at once nobody reads; the last of it is written soon enough.
+        return max(_QUIET_STARTING if on_its_way else _QUIET, self.kubelet.rush.left())
 
     def _verdict_in(self, status: Object) -> float:
         """Seconds for which an end is kept back that Slurm may know better than the agent, which
@@ -218,23 +219,6 @@ class Pod(Attending, Changes):
         elif self._suspended and not words and job is not None and active(job):
             self.say("Normal", "SlurmResumed", f"Slurm job {job.id} goes on")
         self._suspended = bool(words)
-
-    # --- while it runs
-
-    async def _refresh(self) -> None:
-        pod = self.pod
-        if pod is None:
-            return
-        try:
-            self._tokens, errors = await refresh_volumes(
-                pod, self.node, self.kubelet.site, self.directory, self._tokens
-            )
-            for error in errors:
-                self.say("Warning", *error.event)
-        except ConfigError as e:
-            self.say("Warning", *e.event)
-        except HPKError as e:
-            log.warning("pod %s: its volumes are not refreshed: %s", self._label(), e)
 
 
 def _told_as_files(pod: Object) -> tuple[object, object]:

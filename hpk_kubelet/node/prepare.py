@@ -75,19 +75,25 @@ class Prepared:
 
 
 async def fetch_inputs(
-    pod: Object, node: Node, site: Site, pod_dir: Path, have: Mapping[TokenRequest, Token]
+    pod: Object,
+    node: Node,
+    site: Site,
+    pod_dir: Path,
+    have: Mapping[TokenRequest, Token],
+    later: bool = False,
 ) -> tuple[VolumeInputs, dict[TokenRequest, Token]]:
-    """What the pod's volumes are made of as it is now, and its tokens."""
+    """What the pod's volumes are made of as it is now, and its tokens; `later`: empty ones."""
     namespace = pod["metadata"]["namespace"]
+    requests = token_requests(pod)
     objects, tokens = await asyncio.gather(
         node.objects.get(namespace, [(r.kind, r.name) for r in references(pod)]),
-        request_tokens(node.client, pod, token_requests(pod), have),
+        request_tokens(node.client, pod, () if later else requests, have),
     )
     if bound := bound_volumes(objects):
         objects |= await node.objects.get(namespace, bound)
     inputs = VolumeInputs(
         objects=objects,
-        tokens={request: token.value for request, token in tokens.items()},
+        tokens={r: tokens[r].value if r in tokens else "" for r in requests},
         allocatable=allocatable(pod, node, site),
         pod_dir=pod_dir,
         hpk_home=site.paths.home,
@@ -122,9 +128,11 @@ async def prepare(
     script: str | None,
     services: Sequence[Object],
     agent_token: str = "",
+    tokens_later: bool = False,
 ) -> Prepared:
     """Writes the pod's directory, the script last; None leaves the script of before (a plan
-    that is refreshed: give it the same `agent_token`).
+    that is refreshed: give it the same `agent_token`). `tokens_later` leaves the volumes with
+    tokens to `refresh_volumes`, which is due once the job is there.
 
     Raises PullFailed, ConfigError, or ApiError when the API server is away; all may pass.
     """
@@ -132,7 +140,7 @@ async def prepare(
     crash_point(site.paths.run, "created")
     pulled, fetched = await asyncio.gather(
         pull_images(pod, node.objects, site.images, say, with_volumes(pod)),
-        fetch_inputs(pod, node, site, directory.path, {}),
+        fetch_inputs(pod, node, site, directory.path, {}, tokens_later),
         return_exceptions=True,
     )
     # Both have ended, so that a missing object does not break off a long pull; the volumes' word
@@ -160,6 +168,10 @@ async def prepare(
             network=site.network.plan(),
         ),
     )
+    if tokens_later:
+        awaited = {request.volume for request in token_requests(pod)}
+        plan["awaits"] = [volumes[name].plan["path"] for name in sorted(awaited)]
+        volumes = {name: v for name, v in volumes.items() if name not in awaited}
     await asyncio.to_thread(write, pod, volumes, site)
     directory.write_plan(plan, script)
     crash_point(site.paths.run, "planned")

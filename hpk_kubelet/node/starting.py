@@ -11,7 +11,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.facts import LOOK, Object
-from hpk_kubelet.node.prepare import Prepared, prepare
+from hpk_kubelet.node.prepare import Prepared, prepare, refresh_volumes
 from hpk_kubelet.node.pulls import PullFailed, Say, containers
 from hpk_kubelet.node.request import job_request
 from hpk_kubelet.node.submission import Entry
@@ -19,6 +19,7 @@ from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.slurm.allocations import not_at_once
 from hpk_kubelet.slurm.backend import SubmitError
 from hpk_kubelet.slurm.script import JobRequest, render_script
+from hpk_kubelet.slurm.states import Phase
 from hpk_kubelet.spec.admission import rejection
 from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.errors import ConfigError
@@ -27,6 +28,8 @@ from hpk_kubelet.spec.plan import Intent, PodPlan
 from hpk_kubelet.spec.unsupported import unsupported
 
 log = logging.getLogger(__name__)
+
+_NOT_SEEN = ("", "None")  # reasons of a job that Slurm has not looked at yet
 
 
 class Starting(Worker):
@@ -50,9 +53,11 @@ class Starting(Worker):
                 self.say("Warning", entry.reason, entry.message)
             if request.start == "immediate" and (why := not_at_once(request)):
                 self.say("Warning", "SlurmStartBatch", f"the pod waits for Slurm's queue: {why}")
+        self.kubelet.rush.begin(self.uid)
+        later = self.kubelet.rush.left() > 0
         self.preparing = True
         self._preparation = asyncio.create_task(
-            self._prepare_as(request, mpi, self.say, render_script(request))
+            self._prepare_as(request, mpi, self.say, render_script(request), tokens_later=later)
         )
         self._preparation.add_done_callback(lambda _: self.wake())
         return 3600.0
@@ -64,6 +69,7 @@ class Starting(Worker):
         say: Say,
         script: str | None,
         agent_token: str = "",
+        tokens_later: bool = False,
     ) -> Prepared:
         assert self.pod is not None
         return await prepare(
@@ -78,6 +84,7 @@ class Starting(Worker):
             script=script,
             services=self.kubelet.services(self.pod["metadata"]["namespace"]),
             agent_token=agent_token,
+            tokens_later=tokens_later,
         )
 
     def _request(self, pod: Object) -> JobRequest:
@@ -99,6 +106,8 @@ class Starting(Worker):
         if task.cancelled():
             return
         error = task.exception()
+        if error is not None:
+            self.kubelet.rush.end(self.uid)
         if error is None:
             result = task.result()
             self.plan, self._tokens, self.prepared = result.plan, result.tokens, True
@@ -148,6 +157,7 @@ class Starting(Worker):
             self._preparation.cancel()
             await asyncio.gather(self._preparation, return_exceptions=True)
         self._preparation, self.preparing = None, False
+        self.kubelet.rush.end(self.uid)
         if self._submission is not None:
             if self._entry is not None and not self._entry.withdraw():
                 return 3600.0  # the job may be there already: its answer comes
@@ -178,6 +188,7 @@ class Starting(Worker):
         return 3600.0
 
     def _waits(self, words: str) -> None:
+        self.kubelet.rush.end(self.uid)
         if self.waiting is None:
             self.say("Warning", "SlurmSubmitLimit", words)
         self.waiting = Waiting("SlurmSubmitLimit", f"Slurm takes no more jobs for now: {words}")
@@ -188,6 +199,7 @@ class Starting(Worker):
         assert self._entry is not None
         entry, self._entry, self._submission, self.submitting = self._entry, None, None, False
         self.since = time.monotonic()
+        self.kubelet.rush.end(self.uid)
         if task.cancelled():
             return
         if entry.sent:
@@ -197,6 +209,8 @@ class Starting(Worker):
             self._note(task.result())
             self._retries[Action.SUBMIT].succeeded()
             self.kubelet.jobs.hurry(1.5)  # to know soon what it waits for
+            if self.plan is not None and self.plan.get("awaits"):
+                self._refreshing = asyncio.create_task(self._fetch_tokens())
         elif isinstance(error, SubmitError) and not error.transient:
             self._reject("SlurmRejected", str(error))
         elif isinstance(error, HPKError):
@@ -207,6 +221,31 @@ class Starting(Worker):
         else:
             self._retries[Action.SUBMIT].failed(self.since)
             raise error
+
+    async def _fetch_tokens(self) -> None:
+        """For a job that may start at any moment. One that Slurm has looked at and lets wait, and
+        one that was faster: their agents ask."""
+        await self.kubelet.rush.over()
+        async with self.kubelet.fetching:
+            job = self.job()
+            waits = job is not None and job.phase is Phase.PENDING and job.reason not in _NOT_SEEN
+            if not waits and self.state is None and self.ended is None:
+                await self._refresh()
+
+    async def _refresh(self) -> None:
+        pod = self.pod
+        if pod is None:
+            return
+        try:
+            self._tokens, errors = await refresh_volumes(
+                pod, self.node, self.kubelet.site, self.directory, self._tokens
+            )
+            for error in errors:
+                self.say("Warning", *error.event)
+        except ConfigError as e:
+            self.say("Warning", *e.event)
+        except HPKError as e:
+            log.warning("pod %s: its volumes are not refreshed: %s", self._label(), e)
 
     def _note(self, job_id: str) -> None:
         assert self.intent is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -66,9 +66,17 @@ class Entry:
 
 
 class Submissions:
-    """All lines. `run` is the directory of crash points."""
+    """All lines. `run` is the directory of crash points; `calm` is waited for with what is not
+    urgent."""
 
-    def __init__(self, backend: Backend, arrays: Arrays, cluster: str, run: Path) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        arrays: Arrays,
+        cluster: str,
+        run: Path,
+        calm: Callable[[], Awaitable[None]],
+    ) -> None:
         self.backend = backend
         self.arrays = arrays
         self.cluster = cluster
@@ -76,6 +84,7 @@ class Submissions:
         self.immediate = Immediate(backend, run)
         self._lines: dict[tuple[object, ...], Line] = {}
         self._limits: Limits | None = None
+        self._calm = calm
         self._labelling: set[asyncio.Task[None]] = set()
 
     async def submit(self, entry: Entry) -> str:
@@ -135,6 +144,7 @@ class Submissions:
         task.add_done_callback(self._labelling.discard)
 
     async def _label(self, labels: Sequence[Label]) -> None:
+        await self._calm()
         try:
             await self.backend.label(labels)
         except HPKError as e:

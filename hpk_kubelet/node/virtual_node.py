@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from hpk_kubelet.kube.client import MERGE, STRATEGIC, ApiError, Client, nodes, pods
@@ -39,6 +39,7 @@ class VirtualNode:
         offered: Callable[[Partition], Amounts],
         full: Callable[[], str],
         way: Callable[[], str],
+        calm: Callable[[], Awaitable[None]],
         on_pod: Callable[[VirtualNode, Change], None],
         on_written: Callable[[str, Object], None],
         on_refused: Callable[[str, ApiError], None],
@@ -53,7 +54,7 @@ class VirtualNode:
         self.running: list[asyncio.Task[None]] = []
         self.objects = ObjectCache(client)
         self.watches = Watches(client, self.objects)
-        self.events = EventRecorder(client, host=name)
+        self.events = EventRecorder(client, host=name, calm=calm)
         self.statuses = StatusWriter(client, on_written=on_written, on_error=on_refused)
         self.pods = Reflector(
             client,

@@ -18,6 +18,7 @@ from hpk_kubelet.node.facts import Facts, Object
 from hpk_kubelet.node.jobs import SlurmJobs
 from hpk_kubelet.node.objects import Token
 from hpk_kubelet.node.prepare import Prepared, Site
+from hpk_kubelet.node.rush import Rush
 from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.spec.observed import Waiting
 from hpk_kubelet.spec.plan import AgentEvent
@@ -38,6 +39,10 @@ class Kubelet(Protocol):
     def disk(self) -> Disk: ...
     @property
     def submissions(self) -> Submissions: ...
+    @property
+    def rush(self) -> Rush: ...
+    @property
+    def fetching(self) -> asyncio.Semaphore: ...
     @property
     def agent_dir(self) -> Path: ...
 

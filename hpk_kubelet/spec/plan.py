@@ -247,6 +247,9 @@ class PodPlan(TypedDict):
     # agent is told of each (`container`) once it can:
     misconfigured: NotRequired[dict[str, dict[str, str]]]  # {"reason": …, "message": …}
     volumes: dict[str, VolumePlan]
+    # directories of volumes with tokens, which are written once the job is there; an agent that
+    # finds one without `..data` asks for a new plan
+    awaits: NotRequired[list[str]]
     resolver: ResolverPlan
     hosts: HostsPlan
     sysctls: NotRequired[dict[str, str]]  # path below /proc/sys → value

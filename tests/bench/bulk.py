@@ -20,7 +20,8 @@ def queued(prefix: str) -> int:
         ["squeue", "--me", "-h", "-r", "-t", "PD", "-o", "%j"],
         check=True, capture_output=True, text=True,
     ).stdout.splitlines()  # fmt: skip
-    return sum(name.startswith(prefix) for name in names)
+    # a task has its array's name until there is time to name it
+    return sum(name.startswith((prefix, "hpk/array-")) for name in names)
 
 
 def until(prefix: str, count: int) -> float:

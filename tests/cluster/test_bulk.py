@@ -8,6 +8,8 @@ import pytest
 from conftest import Namespace, eventually, pod
 from slurmadmin import ROOT
 
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+
 
 def job_of(name: str, count: int, image: str, *command: str, home: str = "") -> dict[str, Any]:
     """A Kubernetes Job of so many pods at once."""
@@ -52,6 +54,27 @@ def test_pods_that_differ_only_in_identity_go_out_as_arrays(ns: Namespace, busyb
     # each ran once
     assert ns.user.sh(f"cat {home}/* | wc -l; ls {home} | wc -l").out.split() == ["30", "30"]
     assert ns.logs(pods[0]["metadata"]["name"]) == ""
+
+
+def test_tokens_are_requested_when_pods_start(ns: Namespace, busybox: str) -> None:
+    whole = job_of("held", 100, busybox, "sh", "-c", f"test -s {TOKEN}")
+    whole["spec"]["template"]["metadata"] = {
+        "annotations": {"slurm-job.hpk.io/flags": "--hold --time=5"}
+    }
+    ns.create(whole)
+
+    def held() -> dict[str, str]:
+        shown = ns.user.run("squeue", "--me", "-h", "-r", "-t", "PD", "-o", "%j %i").out
+        rows = (line.split() for line in shown.splitlines())
+        return {name: job for name, job in rows if name.startswith(f"{ns.name}/")}
+
+    jobs = eventually("all wait in the queue", lambda: len(held()) == 100 and held())
+    pods = ns.kubectl("get", "pods", "-o", "json").json()["items"]
+    have = ns.user.sh("ls -d ~/.hpk/pods/*/volumes/kube-api-access-*/..data").out
+    without = [p["metadata"]["name"] for p in pods if p["metadata"]["uid"] not in have]
+    assert without, "each has a token already"
+    ns.user.run("scontrol", "release", jobs[f"{ns.name}/{without[0]}"])
+    ns.wait_phase(without[0], "Succeeded")
 
 
 @pytest.mark.disruptive

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpk_kubelet.node.arrays import Arrays
+from hpk_kubelet.node.rush import Rush
 from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.slurm.backend import Limits, UnreachableError
 from hpk_kubelet.slurm.script import JobRequest
@@ -63,9 +64,8 @@ def world(tmp_path):
     class World:
         def __init__(self, **slurm):
             self.slurm = Slurm(**slurm)
-            self.all = Submissions(
-                self.slurm, Arrays(tmp_path / "arrays", tmp_path / "pods"), "c", tmp_path
-            )
+            arrays = Arrays(tmp_path / "arrays", tmp_path / "pods")
+            self.all = Submissions(self.slurm, arrays, "c", tmp_path, Rush().over)
             self.immediate = self.all.immediate
             self.immediate.allocations = self.slurm
             self.written = []

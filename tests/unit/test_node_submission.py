@@ -7,6 +7,7 @@ import pytest
 
 from hpk_kubelet.node.arrays import Arrays
 from hpk_kubelet.node.jobs import snapshot
+from hpk_kubelet.node.rush import Rush
 from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.slurm.backend import Job, Limits, SubmitError, UnreachableError
 from hpk_kubelet.slurm.script import JobRequest, comment
@@ -55,7 +56,7 @@ def world(tmp_path):
         def __init__(self, **slurm):
             self.slurm = Slurm(**slurm)
             self.arrays = Arrays(tmp_path / "arrays", tmp_path / "pods")
-            self.all = Submissions(self.slurm, self.arrays, "c", tmp_path)
+            self.all = Submissions(self.slurm, self.arrays, "c", tmp_path, Rush().over)
             self.written, self.waits, self.entries = [], [], {}
 
         def start(self, name, cpus=1):
