@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,29 @@ def field(cluster: Cluster, kind: str, name: str, path: str) -> str:
     return cluster.run("kubectl", "get", kind, name, "-o", f"jsonpath={{{path}}}")
 
 
+def start_cost(cluster: Cluster) -> str:
+    """A sentence: measured on a node where the user has nothing, by tests/bench/joining.py."""
+    nodes = set(cluster.run("sinfo", "-h", "-N", "-o", "%N").split())
+    deadline = time.monotonic() + 60
+    while not (free := nodes - set(cluster.run("squeue", "--me", "-h", "-o", "%N").split())):
+        if time.monotonic() > deadline:
+            raise SystemExit("bench: the user has jobs on every node")
+        time.sleep(1)
+    script = Path(__file__).with_name("joining.py").read_text()
+    command = [SANDBOX, "exec", "--user", cluster.user, "--node", min(free), "--", "python3", "-"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, input=script)
+    times = json.loads(done.stdout)
+    first, later = (
+        f"{statistics.median(times[kind]):.0f} ms (at worst {max(times[kind]):.0f})"
+        for kind in ("first", "later")
+    )
+    return (
+        f"What a pod's start pays for its network: {later} where the node network is up, {first} "
+        "for the first pod of a user on a node; "
+        f"medians of {len(times['later'])} and {len(times['first'])}.\n"
+    )
+
+
 def section(registry: str) -> str:
     """The section of docs/benchmarks.md. Rounds are interleaved; each figure is their median."""
     image = f"{registry}/net:1"
@@ -118,6 +142,7 @@ def section(registry: str) -> str:
     try:
         for cluster in (alice, bob):
             cluster.up()
+        cost = start_cost(alice)
         prepare(alice, [*pods(image, "net-host", True), *pods(image, "net-pod", False)])
         prepare(bob, [*pods(image, "net-service", False), service("net-service-server")])
         host, pod = (
@@ -139,7 +164,7 @@ def section(registry: str) -> str:
             cluster.run("kubectl", "delete", "pod,service", "--ignore-not-found", "--wait=false",
                         *[f"net-{kind}-{end}" for kind in ("host", "pod", "service")
                           for end in ("server", "client")])  # fmt: skip
-    return table(rounds)
+    return table(rounds) + cost
 
 
 def table(rounds: list[dict[str, dict[str, float]]]) -> str:
