@@ -168,6 +168,7 @@ class OwnService(Service):
         )  # fmt: skip
         try:
             await self._listening(process)
+            self._socket.chmod(0o600)  # slurmrestd lets everybody in, as far as they get there
             await self._open(aiohttp.UnixConnector(str(self._socket), force_close=True), {})
             code = await process.wait()
             raise HPKError(f"slurmrestd ended with code {code}")

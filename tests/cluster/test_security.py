@@ -95,7 +95,7 @@ def test_a_seccomp_profile_of_ones_own(ns: Namespace, busybox: str) -> None:
         ("allowing", {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [allow]}),
     ):
         path = f"$HOME/.hpk/seccomp/{ns.name}"
-        ns.user.sh(f"mkdir -p {path}; echo '{json.dumps(profile)}' > {path}/{name}.json")
+        ns.user.sh(f"umask 077; mkdir -p {path}; echo '{json.dumps(profile)}' > {path}/{name}.json")
 
     def profiled(name: str, **more: Any) -> dict[str, Any]:
         profile = {"type": "Localhost", "localhostProfile": f"{ns.name}/{name}.json"}
