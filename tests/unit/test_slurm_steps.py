@@ -83,7 +83,9 @@ def slurm(tmp_path, monkeypatch):
 
 async def test_each_goes_its_way(slurm, tmp_path):
     backend, make = slurm
-    make("srun", 'echo "$*" > "$T/run"; sleep 1')
+    (tmp_path / "steps").rename(tmp_path / "shown")
+    (tmp_path / "steps").touch()
+    make("srun", 'echo "$*" > "$T/run"; cp "$T/shown" "$T/steps"; sleep 1')
     assert await backend.submit([submission(""), submission()]) == ["7", "1.0"]
     assert "--jobid=1 " in (tmp_path / "run").read_text()
     assert await backend.cancel([Cancel("1.0", "TERM", True), Cancel("7")]) == [None, None]
