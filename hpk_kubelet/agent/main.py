@@ -17,6 +17,7 @@ from .volumes import VolumeError
 
 PLAN_VERSION = 2
 REFRESH_AFTER = 60.0
+INDEX = {"--task": "SLURM_ARRAY_TASK_ID", "--gang": "SLURM_PROCID"}  # which line of the map
 FIRST_PATIENCE, PATIENCE = 5.0, 1.0  # seconds for the pod's network, before it is said
 PORT_PATIENCE = 60.0  # seconds for a port of the node to become free, before the pod is rejected
 
@@ -32,8 +33,11 @@ class Rejected(Exception):
 class Starting:
     """What the fast path hands to the event loop."""
 
-    def __init__(self, plan: Dict[str, Any], pod_dir: str, journal: Journal) -> None:
+    def __init__(
+        self, plan: Dict[str, Any], pod_dir: str, journal: Journal, job: Dict[str, str]
+    ) -> None:
         self.plan = plan
+        self.job = job  # the environment it was started in
         self.pod_dir = pod_dir
         self.journal = journal
         self.started_at = time.time()
@@ -46,9 +50,9 @@ class Starting:
 
 def main(argv: List[str]) -> int:
     """`POD_DIR`; `--allocation SCANCEL POD_DIR`: the job is an allocation; `--task FILE`: a task of
-    a job array; `--rank POD_DIR CONTAINER`: one rank of an MPI container; `--can-end SCANCEL`: see
-    allocation.py; `--remove DIRECTORY`, `--give DIRECTORY GROUP`: see ownership.py; `member
-    SPEC.json`: see member.py."""
+    a job array; `--gang FILE`: a task of a gang; `--rank POD_DIR CONTAINER`: one rank of an MPI
+    container; `--can-end SCANCEL`: see allocation.py; `--remove DIRECTORY`, `--give DIRECTORY
+    GROUP`: see ownership.py; `member SPEC.json`: see member.py."""
     os.umask(0o077)
     if argv[:1] in (["--remove"], ["--give"]):
         from .ownership import run_as_root
@@ -60,9 +64,13 @@ def main(argv: List[str]) -> int:
         from .member import hold
 
         return hold(argv[1])
-    if argv[:1] == ["--task"]:
+    job = dict(os.environ)
+    if argv[:1] in (["--task"], ["--gang"]):
         try:
-            argv = [task_dir(argv[1])]
+            index = int(job[INDEX[argv[0]]])
+            if argv[0] == "--gang":  # there may be several on a node, each with its own files
+                job["SLURM_JOB_ID"] += ".%d" % index
+            argv = [task_dir(argv[1], index)]
         except (OSError, ValueError, KeyError, IndexError) as e:
             note("this task's pod can't be read from %s: %s" % (argv[1], e))
             return 1
@@ -87,7 +95,7 @@ def main(argv: List[str]) -> int:
         return 1
     if allocation:
         go_on_attended(allocation)
-    starting = Starting(plan, pod_dir, journal)
+    starting = Starting(plan, pod_dir, journal, job)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def terminated(*_: Any) -> None:
@@ -115,11 +123,11 @@ def main(argv: List[str]) -> int:
         return give_up(starting, e)
 
 
-def task_dir(path: str) -> str:
-    """The pod's directory of this array task: line n of the file is task n. What is written from
+def task_dir(path: str, index: int) -> str:
+    """The pod's directory of this task: line n of the file is task n. What is written from
     here on goes to the pod's own slurm.out."""
     with open(path, encoding="utf-8") as f:
-        line = f.readlines()[int(os.environ["SLURM_ARRAY_TASK_ID"])]
+        line = f.readlines()[index]
     pod_dir: str = json.loads(line)["podDir"]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     out = os.open(os.path.join(pod_dir, "slurm.out"), flags, 0o600)
@@ -152,7 +160,7 @@ def incomplete(plan: Dict[str, Any]) -> bool:
 def start(starting: Starting) -> None:
     """Enters the pod's namespaces and starts what may start at once."""
     plan = starting.plan
-    starting.setup = PodSetup(plan, starting.pod_dir, dict(os.environ))
+    starting.setup = PodSetup(plan, starting.pod_dir, starting.job)
     if not connect(starting):
         return
     try:

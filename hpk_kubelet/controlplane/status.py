@@ -273,6 +273,8 @@ def pair(listing: str, pods: Sequence[Mapping[str, Any]]) -> list[PodJob]:
         _, _, uid, name = comment.split(":", 3)
         pod = by_uid.pop(uid, None)
         phase = pod.get("status", {}).get("phase", "?") if pod else "(deleted)"
+        if uid.startswith("gang-"):  # its pods are below, without a job of their own
+            phase = "(gang)"
         rows.append(PodJob(id, state, nodes or f"({reason})", partition, cpus, name, phase))
     for pod in by_uid.values():
         name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

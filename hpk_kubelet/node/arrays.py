@@ -1,4 +1,4 @@
-"""Job arrays on disk: which pod each task is, written and synced before sbatch.
+"""Job arrays and gangs on disk: which pod each task is, written and synced before sbatch.
 
 `$HPK_HOME/arrays/NAME/` holds `map` (an Intent and its pod's directory per line, line n for task
 n: the agent reads its own), `script.sbatch`, and `slurm.out` with what a task printed before its
@@ -12,12 +12,13 @@ import secrets
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from hpk_kubelet.controlplane.files import write_private
 from hpk_kubelet.slurm.script import comment
 from hpk_kubelet.spec.plan import Intent
 
-_PREFIX = "array-"
+_GANG = "gang-"
 
 
 class Arrays:
@@ -39,9 +40,9 @@ class Arrays:
             except (OSError, ValueError, TypeError, KeyError):
                 self.remove(name)
 
-    def create(self, intents: Sequence[Intent]) -> str:
-        """The new array's name. Blocks for the disk."""
-        name = _PREFIX + secrets.token_hex(6)
+    def create(self, intents: Sequence[Intent], kind: Literal["array", "gang"] = "array") -> str:
+        """The new one's name. Blocks for the disk."""
+        name = f"{kind}-{secrets.token_hex(6)}"
         directory = self.path(name)
         directory.mkdir(mode=0o700, parents=True)
         lines = [
@@ -54,11 +55,14 @@ class Arrays:
     def path(self, name: str) -> Path:
         return self.directory / name
 
-    def uid(self, name: str, job_id: str) -> str | None:
-        """The pod of a task, by its array's name and the job's id `ARRAY_TASK`."""
+    def uids(self, name: str, job_id: str) -> list[str]:
+        """The pods of a job: of an array's task (`ARRAY_TASK`) one, of a gang's job all."""
         tasks = self._tasks.get(name, [])
+        if name.startswith(_GANG):
+            return [task["uid"] for task in tasks]
         _, _, index = job_id.partition("_")
-        return tasks[int(index)]["uid"] if index.isdigit() and int(index) < len(tasks) else None
+        known = index.isdigit() and int(index) < len(tasks)
+        return [tasks[int(index)]["uid"]] if known else []
 
     def intents(self) -> dict[str, Intent]:
         """By uid."""
@@ -79,8 +83,8 @@ def array_comment(cluster: str, name: str) -> str:
     return comment(cluster, name, "hpk", "array")
 
 
-def _intent(line: dict[str, str]) -> Intent:
-    return Intent(
+def _intent(line: dict[str, Any]) -> Intent:
+    intent = Intent(
         uid=line["uid"],
         namespace=line["namespace"],
         name=line["name"],
@@ -88,3 +92,4 @@ def _intent(line: dict[str, str]) -> Intent:
         partition=line["partition"],
         comment=line["comment"],
     )
+    return {**intent, "gang": True} if line.get("gang") else intent

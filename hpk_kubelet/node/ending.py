@@ -73,7 +73,8 @@ class Ending(Worker):
         return self.overdue_in() or 3600.0
 
     async def _term(self) -> float:
-        if not self._termed:
+        # A signal would end the whole gang: its agent, when it comes back, ends this pod alone.
+        if not self._termed and not self.gang:
             # An allocation has no script; URG means something to its agent alone.
             signal = "URG" if self.allocation else "TERM"
             job_id = self._known_job()

@@ -101,6 +101,11 @@ class Facts:
         """Whether its job is one, not a batch job."""
         return self.intent is not None and self.intent.get("allocation", False)
 
+    @property
+    def gang(self) -> bool:
+        """Whether it shares its job with the other pods of its gang."""
+        return self.intent is not None and self.intent.get("gang", False)
+
     def job(self) -> Job | None:
         return verdict.find_job(self.snapshot(), self.uid, self.job_id)
 
@@ -140,7 +145,7 @@ class Facts:
         """When (time.monotonic()) the job must have ended; None while it need not."""
         if verdict.progress(self.state) is Progress.FINISHED:
             self.finished_at = self.finished_at or time.monotonic()
-            return self.finished_at + _LINGER
+            return None if self.gang else self.finished_at + _LINGER
         if not self.asked:
             return None
         slack = _SLACK_AGENT if self.agent is not None else _SLACK

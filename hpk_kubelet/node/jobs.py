@@ -37,25 +37,30 @@ class Snapshot:
     by_id: dict[str, Job] = field(default_factory=dict)
     by_uid: dict[str, list[Job]] = field(default_factory=dict)
     unnamed: dict[str, str] = field(default_factory=dict)  # id → uid of tasks without their comment
+    gangs: dict[str, list[str]] = field(default_factory=dict)  # id → uids
 
 
 def snapshot(
     began: float,
     jobs: Sequence[Job],
     cluster: str,
-    task: Callable[[str, str], str | None] = lambda array, job_id: None,
+    members: Callable[[str, str], list[str]] = lambda name, job_id: [],
 ) -> Snapshot:
-    """`task` answers the pod of an array's task that does not carry its own comment yet."""
+    """`members` answers the pod of an array's task that does not carry its own comment yet, and
+    those of a gang."""
     result = Snapshot(began)
     for job in jobs:
         parts = parse_comment(job.comment)
         if parts is None or parts[0] != cluster:
             continue
-        uid = task(parts[1], job.id)
-        if uid is not None:
-            result.unnamed[job.id] = uid
+        uids = members(parts[1], job.id)
+        if "_" in job.id:
+            result.unnamed.update((job.id, uid) for uid in uids)
+        elif uids:
+            result.gangs[job.id] = uids
         result.by_id[job.id] = job
-        result.by_uid.setdefault(uid or parts[1], []).append(job)
+        for uid in uids or [parts[1]]:
+            result.by_uid.setdefault(uid, []).append(job)
     return result
 
 
@@ -68,7 +73,7 @@ class SlurmJobs:
         cluster: str,
         interval: float,
         on_change: Callable[[set[str]], None],
-        task: Callable[[str, str], str | None] = lambda array, job_id: None,
+        members: Callable[[str, str], list[str]] = lambda name, job_id: [],
     ) -> None:
         self.backend = backend
         self.cluster = cluster
@@ -76,7 +81,7 @@ class SlurmJobs:
         self.unreachable = ""  # why, in Slurm's words; "" while it answers
         self._interval = interval
         self._on_change = on_change
-        self._task = task
+        self._members = members
         self._quick_until = 0.0
         self._poke = asyncio.Event()
         self._cancels: list[tuple[Cancel, asyncio.Future[None]]] = []
@@ -110,7 +115,7 @@ class SlurmJobs:
         if self.unreachable:
             log.info("Slurm answers again")
             self.unreachable = ""
-        before, self.last = self.last, snapshot(began, jobs, self.cluster, self._task)
+        before, self.last = self.last, snapshot(began, jobs, self.cluster, self._members)
         self._on_change(changed(before, self.last))
 
     async def _pause(self, began: float, failures: int) -> None:

@@ -64,7 +64,7 @@ class Kubelet:
             cluster,
             site.config.slurm.poll_interval,
             self._jobs_changed,
-            self.arrays.uid,
+            self.arrays.uids,
         )
         self.rush = Rush()
         self.fetching = asyncio.Semaphore(_FETCHING)
@@ -290,7 +290,7 @@ class Kubelet:
             for uid, jobs in self.jobs.last.by_uid.items()
             if uid not in self._pods
             for job in jobs
-            if active(job)
+            if active(job) and self._pods.keys().isdisjoint(self.jobs.last.gangs.get(job.id, ()))
         }
         if now - self._suspects:
             self.jobs.hurry()

@@ -9,7 +9,7 @@ from hpk_kubelet.config import Config
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.backend import Partition
 from hpk_kubelet.slurm.script import JobRequest, comment
-from hpk_kubelet.spec.annotations import mpi_words, own_flags, sharing, slurm_flags, start
+from hpk_kubelet.spec.annotations import gang, mpi_words, own_flags, sharing, slurm_flags, start
 from hpk_kubelet.spec.resources import job_resources
 
 
@@ -47,6 +47,7 @@ def job_request(
         control_job=partition.control_job,
         sharing=sharing(pod, config.slurm.sharing),
         start=start(pod, config.slurm.start),
+        gang=gang(pod),
     )
 
 

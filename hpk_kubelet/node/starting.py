@@ -180,12 +180,20 @@ class Starting(Worker):
             comment=request.comment,
         )
         self._entry = Entry(
-            request, self.directory_of.script, intent, self.directory_of.write_intent, self._waits
+            request,
+            self.directory_of.script,
+            intent,
+            self.directory_of.write_intent,
+            self._waits_for_others if request.gang else self._waits,
         )
         self.submitting = True
         self._submission = asyncio.create_task(self.kubelet.submissions.submit(self._entry))
         self._submission.add_done_callback(lambda _: self.wake())
         return 3600.0
+
+    def _waits_for_others(self, words: str) -> None:
+        self.waiting = Waiting("SlurmGangWaiting", words)
+        self.wake()
 
     def _waits(self, words: str) -> None:
         self.kubelet.rush.end(self.uid)

@@ -14,10 +14,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.arrays import Arrays, array_comment
 from hpk_kubelet.node.crash import crash_point
+from hpk_kubelet.node.gangs import Gangs
 from hpk_kubelet.node.immediate import Immediate
 from hpk_kubelet.slurm.backend import (
     Backend,
@@ -82,6 +84,7 @@ class Submissions:
         self.cluster = cluster
         self.run = run
         self.immediate = Immediate(backend, run)
+        self.gangs = Gangs(self)
         self._lines: dict[tuple[object, ...], Line] = {}
         self._limits: Limits | None = None
         self._calm = calm
@@ -90,6 +93,8 @@ class Submissions:
     async def submit(self, entry: Entry) -> str:
         """The job's id. SubmitError when Slurm refuses, UnreachableError when the job may or may
         not be there, CancelledError when the entry was withdrawn."""
+        if entry.request.gang:
+            return await self.gangs.submit(entry)
         key = (entry.request.pythons, entry.request.agent_dir, *shape(entry.request))
         line = self._lines.get(key)
         if line is None:
@@ -121,7 +126,28 @@ class Submissions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.gangs.close()
         await self.immediate.close()
+
+    async def together(
+        self, batch: Sequence[Entry], kind: Literal["array", "gang"]
+    ) -> tuple[str, str | SubmitError | UnreachableError]:
+        """Asks for one job for all of them, once it is on disk who they are; the name of the
+        directory where that is, and the answer."""
+        name = await asyncio.to_thread(self.arrays.create, [e.intent for e in batch], kind)
+        crash_point(self.run, "intent")
+        gang = batch[0].request.gang
+        request = replace(
+            batch[0].request,
+            name=f"{batch[0].intent['namespace']}/{gang.name}" if gang else f"hpk/{name}",
+            comment=array_comment(self.cluster, name),
+            pod_dir=self.arrays.path(name),
+            tasks=len(batch) if kind == "array" else 0,
+        )
+        script = Path(request.script)
+        await asyncio.to_thread(script.write_text, render_script(request))
+        (answer,) = await self.backend.submit([Submission(request, script)])
+        return name, answer
 
     async def array_size(self) -> int:
         """Tasks an array may have; below 2 there are none."""
@@ -231,27 +257,15 @@ class Line:
 
     async def _array(self, batch: Sequence[Entry]) -> SubmitError | None:
         """Why there is no room for all of them; None once they have their answers."""
-        arrays = self._all.arrays
         try:
-            name = await asyncio.to_thread(arrays.create, [entry.intent for entry in batch])
-            crash_point(self._all.run, "intent")
-            request = replace(
-                batch[0].request,
-                name=f"hpk/{name}",
-                comment=array_comment(self._all.cluster, name),
-                pod_dir=arrays.path(name),
-                tasks=len(batch),
-            )
-            script = arrays.path(name) / "script.sbatch"
-            await asyncio.to_thread(script.write_text, render_script(request))
-            (answer,) = await self._all.backend.submit([Submission(request, script)])
+            name, answer = await self._all.together(batch, "array")
         except Exception as e:
             for entry in batch:
                 entry.tell(e)
             return None
         crash_point(self._all.run, "submitted")
         if isinstance(answer, SubmitError):
-            await asyncio.to_thread(arrays.remove, name)
+            await asyncio.to_thread(self._all.arrays.remove, name)
             return answer if answer.transient else await self._one_first(batch, answer)
         if isinstance(answer, UnreachableError):
             for entry in batch:

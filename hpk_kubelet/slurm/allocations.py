@@ -40,6 +40,8 @@ def not_at_once(request: JobRequest) -> str:
     """Why such a job can only be a batch job; "" if it may be an allocation."""
     if request.control_job:
         return "it is a step of the control job"
+    if request.gang:
+        return "a gang is one batch job"
     if request.mpi:
         return "MPI ranks are steps of a batch job"
     for flag in (*request.extra_flags, *request.user_flags):

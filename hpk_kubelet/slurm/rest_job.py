@@ -117,7 +117,7 @@ class Submitter:
 
 def job_fields(request: JobRequest, submitter: Submitter) -> Fields | None:
     """All but the script; None where sbatch must be asked."""
-    if request.mpi:  # mpirun and srun read variables that sbatch makes
+    if request.mpi or request.gang:  # mpirun and srun read variables that sbatch makes
         return None
     fields: Fields = {
         "name": request.name,

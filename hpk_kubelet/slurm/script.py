@@ -16,9 +16,11 @@ from typing import Literal
 
 import jinja2
 
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.model import Partition
 from hpk_kubelet.slurm.sharing import POLICIES, Policy
 from hpk_kubelet.slurm.states import NO_PYTHON
+from hpk_kubelet.spec.annotations import Gang
 from hpk_kubelet.spec.resources import JobResources
 from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
 
@@ -26,6 +28,7 @@ TEMPLATES = Path(__file__).parents[1] / "data" / "slurm_templates"
 # The last is the kubelet's own, which a site with an old Python was given (singularity/hpk.def).
 # A name with its version in it needs no process to ask for it: a few milliseconds of every start.
 PYTHONS = (*(f"/usr/bin/python3.{minor}" for minor in range(14, 8, -1)), "python3", sys.executable)
+TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket")
 AGENT_MARGIN_S = 15
 """What the agent has, beyond the grace period, between the signal and the time limit."""
 _LONGEST_WARNING_S = 65535  # sbatch(1), --signal
@@ -56,6 +59,7 @@ class JobRequest:
     limits: Partition | None = None  # of `partition`, where known
     sharing: Policy = "shared"
     control_job: str = ""  # whose step it becomes
+    gang: Gang | None = None  # whose tasks are its pods, a line of `map` in `pod_dir` each
     start: Literal["batch", "immediate", "auto"] = "batch"  # see node/immediate.py
     tasks: int = 0  # of an array whose `pod_dir` holds `map`, a pod per line; 0: a single pod
 
@@ -64,6 +68,8 @@ class JobRequest:
         user = read_flags(self.user_flags, SBATCH, "the pod's Slurm flags")
         object.__setattr__(self, "extra_flags", tuple(extra))
         object.__setattr__(self, "user_flags", tuple(user))
+        if self.gang:
+            _check_gang(self)
 
     @property
     def output(self) -> str:
@@ -71,8 +77,24 @@ class JobRequest:
         return str(self.pod_dir / "slurm.out")
 
     @property
+    def script(self) -> str:
+        """Where the script of several pods is."""
+        return str(self.pod_dir / "script.sbatch")
+
+    @property
     def agent_arguments(self) -> tuple[str, ...]:
+        if self.gang:  # `--gang` is what the script adds when it is a task
+            return (str(self.pod_dir / "map"),)
         return ("--task", str(self.pod_dir / "map")) if self.tasks else (str(self.pod_dir),)
+
+
+def _check_gang(request: JobRequest) -> None:
+    """HPKError for what can't be a task among others of the same shape."""
+    flags = (*request.extra_flags, *request.user_flags)
+    clash = next((name for name in TASKS if value_of(flags, name) is not None), "")
+    if clash or request.mpi or request.resources.gpus or request.control_job:
+        what = f"--{clash}" if clash else "MPI ranks, GPUs or the node control"
+        raise HPKError(f"the pods of a gang are the tasks of one job: {what} can't be theirs")
 
 
 def comment(cluster: str, uid: str, namespace: str, name: str) -> str:
@@ -136,19 +158,27 @@ def shape(request: JobRequest) -> tuple[str, ...]:
         "--no-requeue",
         "--export=NIL",
         "--open-mode=append",
-        f"--signal=B:TERM@{_warning(request.grace_s, time_limit, limits)}",
+        # To the script, which is the agent; a gang's agents are tasks, and alone listen to URG.
+        f"--signal={'URG' if request.gang else 'B:TERM'}@"
+        f"{_warning(request.grace_s, time_limit, limits)}",
     ]
     if not given("partition"):
         arguments.append(f"--partition={request.partition}")
-    tasks = given("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket")
-    if not given("nodes", "nodelist", "nodefile") and not (tasks and request.mpi):
+    tasks = given(*TASKS)
+    placed = given("nodes", "nodelist", "nodefile")
+    if not (placed or request.gang or (tasks and request.mpi)):
         arguments.append("--nodes=1")
-    if not tasks and not given("nodes"):  # else Slurm's default: a task per node
+    if request.gang:
+        arguments.append(f"--ntasks={request.gang.size}")
+    elif not tasks and not given("nodes"):  # else Slurm's default: a task per node
         arguments.append("--ntasks=1")
     if not given("cpus-per-task", "cpus-per-gpu"):
         arguments.append(f"--cpus-per-task={resources.cpus}")
     if not given("mem", "mem-per-cpu", "mem-per-gpu"):
-        arguments.append(f"--mem={resources.memory_mb}M")
+        if request.gang:  # --mem is a node's, on which there may be several
+            arguments.append(f"--mem-per-cpu={-(-resources.memory_mb // resources.cpus)}M")
+        else:
+            arguments.append(f"--mem={resources.memory_mb}M")
     # Where Slurm is told of no node's disk, it would refuse every job that asks for some.
     if resources.tmp_mb and not (limits and not limits.tmp_mb):
         arguments.append(f"--tmp={resources.tmp_mb}M")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.spec.slurm_options import SBATCH, SRUN, Command, read_flags
@@ -38,6 +39,29 @@ def sharing(pod: Mapping[str, Any], default: str) -> Any:
 def start(pod: Mapping[str, Any], default: str) -> Any:
     """`…/start`: batch, immediate or auto."""
     return _choice(pod, "start", ("batch", "immediate", "auto"), default)
+
+
+class Gang(NamedTuple):
+    """Pods that start together."""
+
+    name: str
+    size: int
+
+
+def gang(pod: Mapping[str, Any]) -> Gang | None:
+    """`…/gang` and `…/gang-size`; None for a pod without. HPKError for one without the other."""
+    annotations = pod["metadata"].get("annotations") or {}
+    for prefix in PREFIXES:
+        name, size = annotations.get(f"{prefix}gang"), annotations.get(f"{prefix}gang-size")
+        if name is None and size is None:
+            continue
+        if not name or not size or not re.fullmatch(r"[1-9][0-9]{0,4}", size):
+            raise HPKError(
+                f"annotations {prefix}gang: {name!r} and {prefix}gang-size: {size!r} are not a "
+                "name and a number of pods, from 1 on"
+            )
+        return Gang(name, int(size))
+    return None
 
 
 def _choice(pod: Mapping[str, Any], name: str, choices: Sequence[str], default: str) -> str:

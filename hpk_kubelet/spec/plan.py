@@ -340,5 +340,6 @@ class Intent(TypedDict):
     partition: str
     comment: str  # the job's --comment; how the job is found after a crash before jobId was noted
     jobId: NotRequired[str]
+    gang: NotRequired[bool]  # the job is its whole gang's
     allocation: NotRequired[bool]  # the job is one (slurm/allocations.py), not a batch job
     cluster: NotRequired[str]

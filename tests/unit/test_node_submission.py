@@ -100,7 +100,7 @@ async def test_what_gathers_meanwhile_goes_as_one_array(world):
     assert set(again.intents()) == {f"u-b{i}" for i in range(5)}
     (name,) = [path.name for path in w.arrays.directory.iterdir()]
     jobs = [Job("2_3", "PENDING", comment=comment("c", name, "hpk", "array"))]
-    assert set(snapshot(1.0, jobs, "c", again.uid).by_uid) == {"u-b3"}
+    assert set(snapshot(1.0, jobs, "c", again.uids).by_uid) == {"u-b3"}
     again.sweep({"u-b3"})
     assert w.arrays.directory.joinpath(name).exists()
     again.sweep({"u-a"})
