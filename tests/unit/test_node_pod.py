@@ -597,8 +597,9 @@ async def test_a_job_without_a_pod_is_cancelled(live):
         await world.until(lambda: slurm.cancelled == [("99", "", False)])
 
 
-async def test_a_journal_newer_than_slurms_answer_is_no_requeue(live):
+async def test_a_journal_newer_than_slurms_answer_is_no_requeue(live, monkeypatch):
     """A short pod's journal can be read before Slurm is asked again and before its agent calls."""
+    monkeypatch.setattr(pod_module, "LOOK", 0.1)
     slurm = Slurm()
     async with live(slurm, a_pod()) as world:
         await world.until(lambda: world.pod.job_id and world.pod.job() is not None)
