@@ -83,6 +83,10 @@ def _phase(pod: Object, observed: Observed, statuses: dict[str, Object]) -> tupl
         return "Failed", state.get("reason", ""), state.get("message", "")
     if state and state["finished"] and not over:
         return "Failed", "", ""  # ended before its containers could run
+    waits = any("waiting" in status["state"] for status in statuses.values())
+    if state and not state["finished"] and over and waits:
+        # A sidecar between two runs, say: what becomes of it is not known yet.
+        return (pod.get("status") or {}).get("phase") or "Pending", "", ""
     return phase, "", ""
 
 

@@ -239,6 +239,17 @@ def test_init_containers_then_a_sidecar() -> None:
     assert result["phase"] == "Succeeded"
 
 
+def test_a_sidecar_between_two_runs_ends_before_the_pod_is_over() -> None:
+    whole = pod(initContainers=[SIDE])
+    whole["status"]["phase"] = "Running"
+    side = seen(waiting={"reason": "CrashLoopBackOff"}, lastTerminated=exited(3))
+    done = seen(terminated=exited(0))
+    assert status(whole, agent_says(side=side, main=done))["phase"] == "Running"
+    result = status(whole, agent_says(True, side=side, main=done))
+    assert result["phase"] == "Succeeded"
+    assert shown(result) == {"side": "terminated Error 3", "main": "terminated Completed 0"}
+
+
 def test_readiness_gates() -> None:
     whole = pod(readinessGates=[{"conditionType": "a/b"}, {"conditionType": "c/d"}])
     foreign = {"type": "c/d", "status": "False", "lastTransitionTime": EARLIER}
