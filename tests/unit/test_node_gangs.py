@@ -9,6 +9,7 @@ import pytest
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.arrays import Arrays, array_comment
 from hpk_kubelet.node.jobs import snapshot
+from hpk_kubelet.node.rush import Rush
 from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.slurm.backend import Job, SubmitError
 from hpk_kubelet.slurm.script import JobRequest, comment, render_script, sbatch_arguments
@@ -39,7 +40,7 @@ def world(tmp_path, monkeypatch):
         def __init__(self):
             self.slurm = Slurm()
             self.arrays = Arrays(tmp_path / "arrays", tmp_path / "pods")
-            self.all = Submissions(self.slurm, self.arrays, "c", tmp_path)
+            self.all = Submissions(self.slurm, self.arrays, "c", tmp_path, Rush().over)
             self.waits, self.entries = [], {}
 
         def submit(self, name, of=BAND):
