@@ -181,12 +181,50 @@ def certificate(name: str) -> tuple[str, str]:
     return pem.decode(), made.public_bytes(serialization.Encoding.PEM).decode()
 
 
+def tls_server(name: str, ns: Namespace, registry: str, *arguments: str) -> str:
+    """Creates a pod of agnhost that serves TLS, and its Service; its certificate."""
+    key, cert = certificate(f"{name}.{ns.name}.svc")
+    whole = server(name, registry, name, *arguments, "--tls-cert-file=/tls/c",
+                   "--tls-private-key-file=/tls/k")  # fmt: skip
+    whole["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "tls"}}]
+    whole["spec"]["containers"][0]["volumeMounts"] = [{"name": "tls", "mountPath": "/tls"}]
+    ns.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls"},
+         "stringData": {"c": cert, "k": key}},
+        whole,
+        service(name, name, {"port": 443, "targetPort": 8443}),
+    )  # fmt: skip
+    ns.wait_ready(name)
+    return base64.b64encode(cert.encode()).decode()
+
+
+def test_an_api_served_by_a_pod_is_aggregated(ns: Namespace, registry: str) -> None:
+    bundle = tls_server("api", ns, registry, "netexec", "--http-port=8443", "--udp-port=-1")
+    group = f"{ns.name}.example.com"
+    ns.create(
+        {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": f"v1.{group}"},
+            "spec": {
+                "group": group,
+                "version": "v1",
+                "groupPriorityMinimum": 1000,
+                "versionPriority": 10,
+                "caBundle": bundle,
+                "service": {"namespace": ns.name, "name": "api", "port": 443},
+            },
+        }
+    )
+    try:
+        ns.kubectl("wait", f"apiservice/v1.{group}", "--for=condition=Available", "--timeout=30s")
+        assert ns.kubectl("get", "--raw", f"/apis/{group}/v1").out.startswith("NOW: ")
+    finally:
+        ns.kubectl("delete", "apiservice", f"v1.{group}")
+
+
 def test_a_webhook_in_a_pod_denies(ns: Namespace, registry: str) -> None:
-    key, cert = certificate(f"hook.{ns.name}.svc")
-    hook = server("hook", registry, "hook", "webhook", "--port=8443", "--tls-cert-file=/tls/c",
-                  "--tls-private-key-file=/tls/k")  # fmt: skip
-    hook["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "tls"}}]
-    hook["spec"]["containers"][0]["volumeMounts"] = [{"name": "tls", "mountPath": "/tls"}]
+    bundle = tls_server("hook", ns, registry, "webhook", "--port=8443")
     config = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
@@ -209,19 +247,12 @@ def test_a_webhook_in_a_pod_denies(ns: Namespace, registry: str) -> None:
                     }
                 ],
                 "clientConfig": {
-                    "caBundle": base64.b64encode(cert.encode()).decode(),
+                    "caBundle": bundle,
                     "service": {"namespace": ns.name, "name": "hook", "path": "/always-deny"},
                 },
             }
         ],
     }  # fmt: skip
-    ns.create(
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tls"},
-         "stringData": {"c": cert, "k": key}},
-        hook,
-        service("hook", "hook", {"port": 443, "targetPort": 8443}),
-    )  # fmt: skip
-    ns.wait_ready("hook")
     ns.create(config)
     try:
 
