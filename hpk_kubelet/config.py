@@ -92,9 +92,13 @@ class SecurityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    network: Literal["auto", "rootless", "host"] = "auto"
-    """`rootless`: pods have a network of their own; `host`: they use their nodes' network; `auto`:
-    rootless where the control job's node has what it takes, else host."""
+    network: Literal["auto", "rootless", "site", "host"] = "auto"
+    """`rootless`: pods have a network of their own; `site`: the one that `siteNetwork` gives them;
+    `host`: they use their nodes' network; `auto`: rootless where the control job's node has what it
+    takes, else host."""
+    site_network: str = ""
+    """Path of an administrator's program on compute nodes that is called like a CNI plugin for each
+    pod; goes with `network: site`."""
     service_mode: Literal["headless", "clusterIP"] = "headless"
     """`headless`: every Service is answered by DNS alone; `clusterIP`: kube-proxy on each node
     makes them complete (needs the rootless network)."""
@@ -123,6 +127,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     def __post_init__(self) -> None:
         _absolute("components", self.components)
         _absolute("localDir", self.local_dir, ("/",))
+        _absolute("siteNetwork", self.site_network, ("/",))
+        if bool(self.site_network) != (self.network == "site"):
+            raise ValueError("network: site and siteNetwork go together")
         if self.mirror and not self.mirror.startswith(("https://", "http://")):
             raise ValueError(f"mirror: {self.mirror!r} is not an http:// or https:// URL")
         if self.address:

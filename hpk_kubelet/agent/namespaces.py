@@ -14,13 +14,14 @@ import os
 import platform
 import signal
 import socket
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple, Union
 
 from . import syscalls
 from .launcher import IGNORE, MACHINES, Launcher, sealed
 
 if TYPE_CHECKING:
     from .podnet import PodNetwork
+    from .sitenet import SiteNetwork
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -131,12 +132,14 @@ class Entered(NamedTuple):
     netns: int  # descriptor of the pod's network namespace; -1: the node's own
 
 
-def enter(hostname: str, rank: bool = False, network: "Optional[PodNetwork]" = None) -> Entered:
+def enter(
+    hostname: str, rank: bool = False, network: "Union[PodNetwork, SiteNetwork, None]" = None
+) -> Entered:
     """Moves this single-threaded process into new namespaces; `hostname` "" keeps the node's.
     An MPI rank keeps the node's IPC, too, and needs no other ids than its own. With `network`,
     which this process joins only by its children, there is a network namespace for them."""
     uid, gid = os.getuid(), os.getgid()
-    helper = None if rank or network else _Mapper.prepare(uid, gid)
+    helper = None if rank or network else Mapper.prepare(uid, gid)
     flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
     if not rank:
         flags |= syscalls.CLONE_NEWIPC
@@ -209,14 +212,14 @@ def _write(path: str, text: str) -> None:
         f.write(text)
 
 
-class _Mapper:
+class Mapper:
     """A child outside the namespace, which calls newuidmap and newgidmap for its parent."""
 
     def __init__(self, pid: int, go: int, mapping: Mapping) -> None:
         self._pid, self._go, self._mapping = pid, go, mapping
 
     @classmethod
-    def prepare(cls, uid: int, gid: int) -> "Optional[_Mapper]":
+    def prepare(cls, uid: int, gid: int) -> "Optional[Mapper]":
         """None when the user has no subordinate ids on this node."""
         commands, mapping = id_commands(os.getpid(), uid, gid)
         if not commands:

@@ -13,7 +13,7 @@ from .journal import note
 from .keeper import Gone, receive, send, start_keeper
 from .namespaces import Mapping, NamespaceError, map_identity
 from .netlink import Netlink
-from .nodenet import Namespaces
+from .nodenet import RESOLVER, Namespaces
 
 GATEWAY = "169.254.1.1"  # link-local: what pods send everything to
 _GATEWAY_MAC = bytes.fromhex("eeeeeeeeeeee")
@@ -34,6 +34,8 @@ class NetworkNotReady(Exception):
 
 class PodNetwork:
     """The agent's side, in the order of its methods."""
+
+    resolver = RESOLVER  # stands for one on the node's loopback
 
     def __init__(self, network: Dict[str, Any]) -> None:
         """In the node's namespaces: starts the keeper, and learns the node network's namespaces

@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Union
 
 from . import namespaces, syscalls
 from .container import Mount, NodeRuntime, Process, StartError, find_apptainer, open_streams, spawn
@@ -25,6 +25,7 @@ from .volumes import container_mounts, inside, prepare_volume
 if TYPE_CHECKING:
     from . import podnet
     from .siblings import Shared
+    from .sitenet import SiteNetwork
 
 TERMINATION_MESSAGE_LIMIT = 4096  # bytes
 STALE = 60.0  # seconds: younger directories may just be about to be locked
@@ -59,11 +60,16 @@ class PodSetup:
         self._mpi = any(container.get("mpi") for container in plan["containers"])
         if self._mpi and not rank:
             self.outside = Outside()
-        self.network: Optional[podnet.PodNetwork] = None
+        self.network: "Union[podnet.PodNetwork, SiteNetwork, None]" = None
         if plan["network"]["mode"] == "rootless":
             from .podnet import PodNetwork
 
             self.network = PodNetwork(plan["network"])
+        elif plan["network"]["mode"] == "site":
+            from .sitenet import SiteNetwork
+
+            uid = os.path.basename(os.path.realpath(pod_dir))
+            self.network = SiteNetwork(plan["network"]["program"], uid, self.host_ip)
         self._siblings: "Optional[Shared]" = None
         if rank:
             from .siblings import join
@@ -122,12 +128,10 @@ class PodSetup:
         address = self.host_ip
         loopback = ""
         if self.network is not None:
-            from .nodenet import RESOLVER
-
             if self._place is None:
                 self._place = self.network.place(patience)
             address, self.host_ip = self._place
-            loopback = RESOLVER
+            loopback = self.network.resolver
         if self.plan["hostPorts"]:
             from .ports import listen
 

@@ -38,7 +38,9 @@ def binaries(config: Config) -> tuple[str, ...]:
 
 def choose_mode(config: Config) -> modes.Choice:
     """By the configuration and a look at this node; HPKError when what is demanded can't be had."""
-    choice = modes.choose(config.network, [] if config.network == "host" else modes.missing())
+    choice = modes.choose(
+        config.network, [] if config.network in ("host", "site") else modes.missing()
+    )
     if config.service_mode == "clusterIP" and choice.mode != "rootless":
         raise HPKError(
             "config.yaml: serviceMode: clusterIP needs `network: rootless`, because kube-proxy "

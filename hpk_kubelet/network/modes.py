@@ -11,8 +11,8 @@ from typing import Literal
 
 from hpk_kubelet.errors import HPKError
 
-Setting = Literal["auto", "rootless", "host"]
-Mode = Literal["rootless", "host"]
+Setting = Literal["auto", "rootless", "site", "host"]
+Mode = Literal["rootless", "site", "host"]
 
 _PATH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"))
 
@@ -69,8 +69,8 @@ def _has_option(program: str, option: str) -> bool:
 def choose(setting: Setting, lacks: list[str]) -> Choice:
     """`lacks`: what `missing` said of the node. HPKError when what is demanded can't be had."""
     where = platform.node()
-    if setting == "host":
-        return Choice("host", "the configuration says so")
+    if setting in ("host", "site"):
+        return Choice(setting, "the configuration says so")
     if not lacks:
         why = "the configuration says so" if setting == "rootless" else f"{where} has all it needs"
         return Choice("rootless", why)

@@ -103,7 +103,7 @@ async def serve(config: Config, paths: Paths) -> None:
         images,
         api.hostname or "",
         api.port or 443,
-        NetworkNews(paths, pki.cluster_id()),
+        NetworkNews(paths, pki.cluster_id(), config.site_network),
     )
     paths.pods.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -17,17 +17,20 @@ _LOOK = 1.0  # seconds between two looks at the file, which this node's control 
 
 
 class NetworkNews:
-    """`facts` is None where pods use their nodes' networks."""
+    """`facts` is None where pods use their nodes' networks, or the site's by its `program`."""
 
-    def __init__(self, paths: Paths, cluster: str) -> None:
+    def __init__(self, paths: Paths, cluster: str, program: str = "") -> None:
         self.facts: NetworkFacts | None = None
         self._paths = paths
         self._cluster = cluster
+        self._program = program
         self._seen: tuple[int, int] | None = None
         self._look()
 
     def plan(self) -> NetworkPlan | None:
         """What a pod's plan says now."""
+        if self._program:
+            return NetworkPlan(mode="site", program=self._program)
         if self.facts is None:
             return None
         return NetworkPlan(mode="rootless", cluster=self._cluster, facts=self.facts)

@@ -48,8 +48,8 @@ class Starting(Worker):
             reason, why = refused
             return self._reject(reason, why, f"Pod was rejected: {why}")
         if not self._retries[Action.PREPARE].failures:
-            rootless = self.kubelet.site.network.facts is not None
-            for entry in unsupported(pod, rootless=rootless):
+            own_network = self.kubelet.site.network.plan() is not None
+            for entry in unsupported(pod, own_network=own_network):
                 self.say("Warning", entry.reason, entry.message)
             if request.start == "immediate" and (why := not_at_once(request)):
                 self.say("Warning", "SlurmStartBatch", f"the pod waits for Slurm's queue: {why}")

@@ -189,9 +189,10 @@ class NetworkFacts(TypedDict):
 
 
 class NetworkPlan(TypedDict):
-    mode: Literal["host", "rootless"]
+    mode: Literal["host", "rootless", "site"]
     cluster: NotRequired[str]  # rootless: keeps the user's clusters apart on a node
     facts: NotRequired[NetworkFacts]  # rootless: as they were when the plan was made
+    program: NotRequired[str]  # site: path of the administrator's program
 
 
 class HostsPlan(TypedDict):

@@ -25,11 +25,11 @@ class Unsupported(NamedTuple):
     message: str
 
 
-def unsupported(pod: Object, *, rootless: bool) -> list[Unsupported]:
-    """One entry per feature, in the order of the spec; the pod runs without them. `rootless`: pods
-    that don't ask for their node's network have one of their own."""
+def unsupported(pod: Object, *, own_network: bool) -> list[Unsupported]:
+    """One entry per feature, in the order of the spec; the pod runs without them. `own_network`:
+    pods that don't ask for their node's network have one of their own."""
     spec = pod["spec"]
-    own_network = rootless and not spec.get("hostNetwork")
+    own_network = own_network and not spec.get("hostNetwork")
     return [
         *_scheduling(spec),
         *_of_pod(spec),

@@ -129,6 +129,7 @@ def test_a_free_port_is_found_beside_a_taken_one() -> None:
 def test_the_mode_is_the_best_that_can_be_had() -> None:
     assert choose_mode("auto", []).mode == "rootless"
     assert choose_mode("host", []).mode == "host"
+    assert choose_mode("site", []).mode == "site"
     fallen = choose_mode("auto", ["pasta is not installed"])
     assert fallen.mode == "host" and "pasta is not installed" in fallen.why
     with pytest.raises(HPKError, match="network: rootless can't be had"):

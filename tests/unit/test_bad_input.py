@@ -111,8 +111,8 @@ def test_the_job_is_the_pods_or_refused(pod: Any) -> None:
 @given(POD)
 def test_everything_that_looks_at_a_pod_survives(pod: Any) -> None:
     for look in (
-        lambda: unsupported(pod, rootless=False),
-        lambda: unsupported(pod, rootless=True),
+        lambda: unsupported(pod, own_network=False),
+        lambda: unsupported(pod, own_network=True),
         lambda: forbidden_sysctl(pod, ("kernel.msg*",)),
         lambda: list(token_requests(pod)),
         lambda: choose(pod, [NODE]),

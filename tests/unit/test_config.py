@@ -23,6 +23,8 @@ from hpk_kubelet.errors import HPKError
         ("address: '::1'", "address: '::1' is not an IPv4 address"),
         ("mirror: mirror.example", "is not an http:// or https:// URL"),
         ("localDir: scratch", "localDir: 'scratch' is not an absolute path"),
+        ("network: site", "network: site and siteNetwork go together"),
+        ("siteNetwork: /opt/x", "network: site and siteNetwork go together"),
         ("components: bin", "components: 'bin' is not an absolute path"),
         ("volumes: {path: data}", "path: 'data' is not an absolute path - at `$.volumes`"),
         ("images: {cache: x}", "cache: 'x' is not an absolute path - at `$.images`"),

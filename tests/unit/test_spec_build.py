@@ -556,7 +556,7 @@ def test_references() -> None:
 
 
 def test_what_is_not_supported_is_told() -> None:
-    assert unsupported(pod(), rootless=True) == []
+    assert unsupported(pod(), own_network=True) == []
     whole = pod(
         container(
             ports=[{"containerPort": 80, "hostPort": 81}],
@@ -576,12 +576,12 @@ def test_what_is_not_supported_is_told() -> None:
         runtimeClassName="gvisor",
         dnsPolicy="ClusterFirstWithHostNet",
     )
-    told = unsupported(whole, rootless=False)
+    told = unsupported(whole, own_network=False)
     for word in ("podAntiAffinity", "topologySpread", "hostPID", "runtimeClassName", "dnsPolicy",
                  "hostPort 81", "Bidirectional", "privileged", "capability SYS_TIME is",
                  "seLinuxOptions", "appArmorProfile", "runAsUser are ignored"):  # fmt: skip
         assert sum(word in entry.message for entry in told) == 1, word
-    own = [entry.message for entry in unsupported(whole, rootless=True)]
+    own = [entry.message for entry in unsupported(whole, own_network=True)]
     assert not any("hostPort" in message or "dnsPolicy" in message for message in own)
 
 
