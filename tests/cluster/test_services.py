@@ -85,6 +85,21 @@ def test_a_pod_reaches_itself_through_its_service(space: Namespace) -> None:
     eventually("one answered one", lambda: get(space, url, "one") == "one", 30)
 
 
+def test_pods_of_one_node_whose_iptables_see_no_bridges(space: Namespace, registry: str) -> None:
+    """As on sites with bridge-nf-call-iptables=0, which no user can change."""
+    off = "sysctl -qw net.bridge.bridge-nf-call-iptables=0"
+    network = "nsenter --net=/proc/$(pgrep -u bob -x flanneld)/ns/net"
+    User("root").run("bash", "-c", f"{off}; {network} {off}", node="node1")
+    flags = {"slurm-job.hpk.io/flags": "--nodelist=node1"}
+    space.create(
+        pod("near", "sleep", "100000", image=f"{registry}/busybox:1", annotations=flags,
+            terminationGracePeriodSeconds=0),
+        service("one", "web", {"port": 80, "targetPort": 8080}),
+    )  # fmt: skip
+    space.wait_ready("near")
+    eventually("its neighbour", lambda: get(space, "http://one/hostname", "near") == "one", 30)
+
+
 def test_udp_is_served(space: Namespace) -> None:
     """A server asks in the client's name, and tells what came back."""
     one = space.pod("one")["status"]["podIP"]
