@@ -24,6 +24,7 @@ from yarl import URL
 from hpk_kubelet.agent import wire
 
 SECONDS = float(os.environ.get("HPK_FUZZ_SECONDS", "1"))
+pytestmark = pytest.mark.timeout(SECONDS + 600)
 SEED = int(os.environ.get("HPK_FUZZ_SEED", time.time_ns() % 10**9))
 
 
