@@ -1,6 +1,5 @@
 """Modules that others import and this program hardly ever needs."""
 
-import importlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,8 @@ class _Later(ModuleType):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
+            __import__(self.__name__)
+        return getattr(sys.modules[self.__name__], name)
 
 
 def postpone(name: str) -> None:

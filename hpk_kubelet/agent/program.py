@@ -6,7 +6,6 @@ The same steps begin a container, an MPI rank and an exec into a running contain
 
 import errno
 import os
-import platform
 import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -128,7 +127,7 @@ def start_program(
     for path in candidates(argv[0], env["PATH"]):
         todo.call("execve", path, words, pairs, on_error=REPORT, tag=_EXEC)
     todo.call("write", REPORT_FD, RECORD.pack(_NONE, 0), RECORD.size)
-    return todo.program(platform.machine())
+    return todo.program(os.uname().machine)
 
 
 def _mask(todo: Launcher) -> None:
@@ -211,11 +210,11 @@ def _confine(todo: Launcher, security: Dict[str, Any], capabilities: Sequence[st
     from . import seccomp
 
     if security["seccomp"] == "RuntimeDefault":
-        filter_ = seccomp.program(platform.machine(), capabilities)
+        filter_ = seccomp.program(os.uname().machine, capabilities)
     else:
         from . import seccomp_profile
 
-        filter_ = seccomp_profile.program(security["seccomp"], platform.machine())
+        filter_ = seccomp_profile.program(security["seccomp"], os.uname().machine)
     profile = seccomp.argument(filter_)
     todo.call("prctl", seccomp.PR_SET_SECCOMP, seccomp.MODE_FILTER, profile, 0, 0, tag=_USER)
 
