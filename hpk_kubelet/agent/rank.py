@@ -6,9 +6,10 @@ own number: PMIx compares it.
 """
 
 import contextlib
+import json
 import os
 import signal
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from .container import Process, StartError
 from .journal import note
@@ -22,7 +23,41 @@ START_FAILED = 127  # a shell's exit code for a command that is not there
 
 
 def run_rank(plan: Dict[str, Any], pod_dir: str, name: str) -> int:
-    """Runs the container's program as this rank; its exit code."""
+    """Runs the container's program as this rank; its exit code. The first rank to fail notes it:
+    srun's own code is the highest of all, which may be that of one that was killed for it."""
+    code = _run(plan, pod_dir, name)
+    if code:
+        text = json.dumps({"rank": int(os.environ.get("SLURM_PROCID", "0")), "exitCode": code})
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            note_fd = os.open(_failure(pod_dir, name), flags, 0o600)
+        except FileExistsError:
+            return code
+        with open(note_fd, "w") as f:
+            f.write(text)
+    return code
+
+
+def first_failure(pod_dir: str, name: str) -> Optional[Dict[str, int]]:
+    """`rank` and `exitCode` of the rank of this container that failed first; None if none said."""
+    try:
+        with open(_failure(pod_dir, name)) as f:
+            found: Dict[str, int] = json.load(f)
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def forget_failure(pod_dir: str, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_failure(pod_dir, name))
+
+
+def _failure(pod_dir: str, name: str) -> str:
+    return os.path.join(pod_dir, "failed-rank.%s.json" % name)
+
+
+def _run(plan: Dict[str, Any], pod_dir: str, name: str) -> int:
     container = next(c for c in plan["containers"] if c["name"] == name)
     job = dict(os.environ)
     rank = "%s.%s" % (job.get("SLURM_STEP_ID", "0"), job.get("SLURM_PROCID", "0"))

@@ -249,6 +249,14 @@ class Runner:
         finished_at: float, oom: bool,
     ) -> None:  # fmt: skip
         code = exit_code(status)
+        rank = ""
+        if code and self.container.get("mpi"):
+            from .rank import first_failure
+
+            first = first_failure(self.pod.setup.pod_dir, self.name)
+            if first:
+                code = first["exitCode"]
+                rank = "rank %d was the first to fail, with exit code %d" % (first["rank"], code)
         terminated: Dict[str, Any] = {"startedAt": started_at, "finishedAt": finished_at}
         if failed:
             terminated.update(exitCode=START_FAILED, reason="StartError", message=failed)
@@ -260,7 +268,8 @@ class Runner:
             self.event("Warning", "Failed", "Error: %s" % message)
         else:
             reason = "Completed" if code == 0 else "OOMKilled" if oom and code == 137 else "Error"
-            terminated.update(exitCode=code, reason=reason, message=self._last_words(run, code))
+            words = rank or self._last_words(run, code)
+            terminated.update(exitCode=code, reason=reason, message=words)
         self.exit_code = terminated["exitCode"]
         self._leave_state()
         self.state.update(terminated=terminated, ready=False, started=False)

@@ -199,6 +199,9 @@ class PodSetup:
         srun = namespaces.find_program("srun")
         if srun is None or self.outside is None:
             raise StartError("CreateContainerError", "srun is not on the PATH of this node")
+        from .rank import forget_failure
+
+        forget_failure(self.pod_dir, container["name"])
         job = self.runtime.job
         argv = srun_argv(srun, container["mpi"], job)
         python, agent = os.readlink("/proc/self/exe"), os.path.abspath(sys.argv[0])

@@ -108,6 +108,20 @@ def test_mpi_ranks(ns: Namespace, registry: str, flags: str) -> None:
     assert shown(ns, ns.job("ranks"))["NumTasks"] == "4"
 
 
+def test_the_first_rank_that_fails_is_the_containers_end(ns: Namespace, registry: str) -> None:
+    script = "echo up; case $PMIX_RANK in 2) exit 5;; 1) sleep 2; exit 99;; esac; sleep 3"
+    ns.create(
+        pod("ranks", "sh", "-c", script, image=f"{registry}/mpi:1",
+            annotations={FLAGS: "--ntasks=4", "slurm-job.hpk.io/mpi-flag": "--mpi=pmix --label"})
+    )  # fmt: skip
+    whole = ns.wait_phase("ranks", "Failed", timeout=120)
+    ended = whole["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert ended["exitCode"] == 5
+    assert ended["message"] == "rank 2 was the first to fail, with exit code 5"
+    labelled = [line for line in ns.logs("ranks").splitlines() if line.endswith(": up")]
+    assert sorted(labelled) == [f"{rank}: up" for rank in range(4)]
+
+
 def test_ranks_speak_through_shared_memory(ns: Namespace, registry: str) -> None:
     """With no other transport allowed; two programs beside each other on one node."""
     script = (
