@@ -39,7 +39,7 @@ class Attending(Starting, Ending):
             if not occupied or now - self._silent_since > _PATIENCE:
                 self._launches += 1
                 self._silent_since = 0.0
-                await self._launch(job_id)
+                self._launch(job_id)
             return LOOK
         if self._empty_looks < 2:  # a network file system may show the last word late
             return LOOK
@@ -51,7 +51,7 @@ class Attending(Starting, Ending):
         await self.kubelet.jobs.cancel(Cancel(job_id))
         return 0.0
 
-    async def _launch(self, job_id: str) -> None:
+    def _launch(self, job_id: str) -> None:
         assert self.pod is not None
         submission = Submission(self._request(self.pod), self.directory_of.script)
-        await self.kubelet.submissions.immediate.launch(job_id, submission)
+        self.kubelet.submissions.immediate.launch(job_id, submission)

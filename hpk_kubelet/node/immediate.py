@@ -44,6 +44,7 @@ class Immediate:
         self._why_not: str | None = None  # this site has no allocations; None: not known yet
         self._busy = Backoff(2.0, 300.0)  # Slurm had nothing free
         self._launching: dict[str, asyncio.Task[None]] = {}
+        self._asking: asyncio.Task[set[str]] | None = None
 
     async def start(self, entry: Entry) -> str | None:
         """The id of the pod's job, in which its agent is being started; None: sbatch shall do it.
@@ -64,26 +65,31 @@ class Immediate:
             return None
         self._busy.succeeded()
         crash_point(self._run, "allocated")
-        self._launching[job_id] = asyncio.create_task(self._launch(job_id, submission))
+        self.launch(job_id, submission)
         return job_id
+
+    def launch(self, job_id: str, submission: Submission) -> None:
+        """Has the agent started in an allocation; of two, the second finds the first one's journal
+        and does nothing."""
+        if job_id not in self._launching:
+            self._launching[job_id] = asyncio.create_task(self._launch(job_id, submission))
 
     async def _launch(self, job_id: str, submission: Submission) -> None:
         try:
-            await self.launch(job_id, submission)
+            await self.allocations.launch(job_id, submission)
         except HPKError as e:
             log.warning("Slurm job %s: %s", job_id, e)
         finally:
             del self._launching[job_id]
 
-    async def launch(self, job_id: str, submission: Submission) -> None:
-        """Starts the agent in an allocation; of two, the second finds the first one's journal and
-        does nothing. HPKError says why it was not started."""
-        await self.allocations.launch(job_id, submission)
-
     async def occupied(self, job_id: str) -> bool:
-        """Whether anything runs, or is about to, in the allocation. UnreachableError while Slurm is
-        away."""
-        return job_id in self._launching or job_id in await self.allocations.occupied()
+        """Whether anything runs, or is about to, in the allocation: one question to Slurm for all
+        who want to know at that time. UnreachableError while it is away."""
+        if job_id in self._launching:
+            return True
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self.allocations.occupied())
+        return job_id in await asyncio.shield(self._asking)
 
     async def _unusable(self, request: JobRequest) -> str:
         """Why this site has no allocations that outlive their makers."""
