@@ -11,7 +11,6 @@ itself stays outside, where nothing of the pod can signal it; it can start no th
 """
 
 import os
-import platform
 import signal
 import socket
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple, Union
@@ -167,15 +166,15 @@ def enter(
 def _start_init(own_network: bool) -> int:
     """The first child after the PID namespace was made: its init. It ends with this process. The
     pod's network namespace is first of all this child's; answers its descriptor, or -1."""
-    if platform.machine() not in MACHINES:
+    if os.uname().machine not in MACHINES:
         raise NamespaceError(
-            "HPK's agent runs on %s; this node is %s" % (" and ".join(MACHINES), platform.machine())
+            "HPK's agent runs on %s; this node is %s" % (" and ".join(MACHINES), os.uname().machine)
         )
     todo = Launcher()
     todo.call("prctl", syscalls.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for _ in range(8):  # waits for ever: no signal that it handles can end it
         todo.call("ppoll", 0, 0, 0, 0, 0, on_error=IGNORE)
-    memory = sealed(todo.program(platform.machine()))
+    memory = sealed(todo.program(os.uname().machine))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         try:
