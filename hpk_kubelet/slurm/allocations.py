@@ -2,24 +2,20 @@
 
 slurmctld starts batch jobs in passes, up to three seconds apart (batch_sched_delay of slurm.conf),
 but answers who asks for an allocation at once. An allocation lasts until somebody ends it: its
-agent does (agent/allocation.py). srun need not live as long as its step: killed together with the
-process that it forks to watch it, it leaves the step alone.
+agent does (agent/allocation.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import re
 import shutil
-import signal
 import time
 
 from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm.backend import Submission
-from hpk_kubelet.slurm.commands import CommandError, ask, environment, run
+from hpk_kubelet.slurm.commands import CommandError, ask, run
 from hpk_kubelet.slurm.script import JobRequest, sbatch_arguments
+from hpk_kubelet.slurm.srun import start_step
 
 COMMANDS = ("salloc", "srun", "scancel")
 # What else a job may wait for than resources, or what salloc reads otherwise, goes by sbatch.
@@ -31,7 +27,6 @@ _ALLOWED = frozenset({
     "sockets-per-node", "threads-per-core", "time", "time-min", "tmp", "wckey",
 })  # fmt: skip
 _BATCH_ONLY = ("--parsable", "--output=", "--no-requeue", "--export=", "--open-mode=")
-_STARTED = re.compile(rb"\btasks? started")
 _SOON_S = 5.0
 """By so much clocks may differ."""
 
@@ -66,9 +61,7 @@ def srun_arguments(job_id: str, submission: Submission) -> list[str]:
     request = submission.request
     scancel = shutil.which("scancel") or "scancel"
     return [
-        "-v", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1",
-        f"--job-name={request.name}", f"--chdir={request.pod_dir}", "--export=NIL",
-        "--input=none", "--output=none", "--error=none", "--mpi=none", "--cpu-bind=none",
+        f"--jobid={job_id}", f"--job-name={request.name}", f"--chdir={request.pod_dir}",
         "/bin/sh", str(submission.script), "--allocation", scancel,
     ]  # fmt: skip
 
@@ -111,27 +104,7 @@ class Allocations:
 
     async def launch(self, job_id: str, submission: Submission) -> None:
         """Starts the script as a step of the job; returns when it runs. HPKError says why not."""
-        process = await asyncio.create_subprocess_exec(
-            "srun",
-            *srun_arguments(job_id, submission),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(dict(os.environ)),
-            start_new_session=True,
-        )
-        assert process.stderr is not None
-        said = []
-        async for line in process.stderr:
-            if _STARTED.search(line):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-                return
-            said.append(line.decode(errors="replace").strip())
-        await process.wait()
-        errors = [line for line in said if "error:" in line] or said[-1:]
-        raise HPKError(f"srun did not start the pod's agent: {'; '.join(errors)}")
+        await start_step(srun_arguments(job_id, submission))
 
     async def occupied(self) -> set[str]:
         """The jobs of this user in which a step runs. UnreachableError while slurmctld is away."""

@@ -126,25 +126,6 @@ def sbatch_arguments(request: JobRequest) -> list[str]:
     ]
 
 
-def step_arguments(request: JobRequest) -> list[str]:
-    """What stands between `srun` and the script's path, for a step of the control job."""
-    return [
-        f"--jobid={request.control_job}",
-        f"--job-name={request.comment}",
-        f"--chdir={request.pod_dir}",
-        f"--output={output_path(request)}",
-        "--open-mode=append",
-        "--overlap",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--mem={request.resources.memory_mb}M",
-        "--input=none",
-        "--export=NIL",
-        "--mpi=none",
-        "--quiet",
-    ]
-
-
 def shape(request: JobRequest) -> tuple[str, ...]:
     """The arguments that are not its identity's: jobs with the same may be tasks of one array."""
     resources, flags = request.resources, (*request.extra_flags, *request.user_flags)

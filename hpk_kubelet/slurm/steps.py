@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpk_kubelet.errors import HPKError
 from hpk_kubelet.slurm import parse
 from hpk_kubelet.slurm.backend import (
     Backend,
@@ -27,17 +25,16 @@ from hpk_kubelet.slurm.backend import (
     SubmitError,
     UnreachableError,
 )
-from hpk_kubelet.slurm.commands import CommandBackend, ask, environment
+from hpk_kubelet.slurm.commands import CommandBackend, ask
 from hpk_kubelet.slurm.model import ComputeNode
-from hpk_kubelet.slurm.script import step_arguments
 from hpk_kubelet.slurm.sharing import Amounts, expand, tres
+from hpk_kubelet.slurm.srun import start_step
 
 log = logging.getLogger(__name__)
 
 PARTITION = "control"
 RESERVED_MB = 1024
 """Of the control job's memory, for the control plane itself (docs/benchmarks.md: 794 MB idle)."""
-_LOOK = 0.02  # seconds between two looks for a step that is being started
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class ControlJobBackend:
         self._job = str(job)
         self._partition: Partition | None = None
         self._starting = asyncio.Lock()
-        self._srun: list[subprocess.Popen[bytes]] = []
 
     async def submit(
         self, submissions: Sequence[Submission]
@@ -94,36 +90,16 @@ class ControlJobBackend:
         return partition.memory_mb - sum(step.memory_mb for step in await self._steps())
 
     async def _run(self, submission: Submission) -> str | SubmitError | UnreachableError:
-        """Starts srun and leaves it: it waits for the step, and the kubelet may end before."""
-        arguments = step_arguments(submission.request)
-        with tempfile.TemporaryFile() as words:
-            try:
-                process = await asyncio.to_thread(
-                    subprocess.Popen,
-                    ["srun", *arguments, "/bin/sh", str(submission.script)],
-                    env=environment(dict(os.environ)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=words,
-                    stderr=words,
-                    start_new_session=True,
-                )
-            except OSError as e:
-                return SubmitError(f"srun can't be run: {e.strerror}", transient=False)
-            self._srun.append(process)
-            while process.poll() is None:
-                for step in await self._steps():
-                    if step.name == submission.request.comment:
-                        return step.id
-                await asyncio.sleep(_LOOK)
-            words.seek(0)
-            said = parse.error_words(words.read().decode(errors="replace"))
-        if "nable to create step" in said or "nvalid job id" in said:
-            return SubmitError(said, transient=False)
-        # It may have run and ended already: the pod's journal tells.
-        return UnreachableError(said or f"srun ended with code {process.returncode}")
+        try:
+            step = await start_step(step_arguments(submission))
+        except HPKError as e:
+            refused = "nable to create step" in str(e) or "nvalid job id" in str(e)
+            return SubmitError(str(e), transient=False) if refused else UnreachableError(str(e))
+        # Without a word of srun's, the step's name tells, unless it has ended already.
+        own = [s.id for s in await self._steps() if s.name == submission.request.comment]
+        return step or (own[0] if own else UnreachableError("srun did not tell the step's id"))
 
     async def _steps(self) -> list[Step]:
-        self._srun = [process for process in self._srun if process.poll() is None]
         found = steps(await ask("scontrol", "-o", "show", "step", self._job))
         return [step for step in found if step.name.startswith("hpk:")]
 
@@ -173,6 +149,15 @@ class ControlJobBackend:
             for job in parse.jobs(await ask("squeue", "-h", "-j", self._job, *shown)):
                 self._partition = control_partition(job)
         return self._partition
+
+
+def step_arguments(submission: Submission) -> list[str]:
+    request = submission.request
+    return [
+        f"--jobid={request.control_job}", f"--job-name={request.comment}",
+        f"--chdir={request.pod_dir}", f"--mem={request.resources.memory_mb}M",
+        "/bin/sh", str(submission.script),
+    ]  # fmt: skip
 
 
 def control_partition(job: Job) -> Partition:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from conftest import Namespace, eventually, pod
 from test_control import control_job
 from test_faults import kill_kubelet
+
+from hpk_kubelet.spec.quantity import parse_quantity
 
 pytestmark = pytest.mark.disruptive
 
@@ -56,10 +59,12 @@ def test_a_pod_is_a_step_of_the_control_job(ns: Namespace, busybox: str) -> None
 
 
 def test_what_does_not_fit_waits_and_says_so(ns: Namespace, busybox: str) -> None:
-    most = ns.user.run("kubectl", "get", "node", "control", "-o", "json").json()
-    memory = most["status"]["allocatable"]["memory"]
-    assert memory.endswith("i"), memory
-    big = {"resources": {"requests": {"memory": "600Mi"}}}
+    # one of these fits into what the control job has left, two don't
+    offers = ns.user.run("kubectl", "get", "node", "control", "-o", "json").json()
+    memory = int(parse_quantity(offers["status"]["allocatable"]["memory"])) >> 20
+    shown = ns.user.run("scontrol", "-o", "show", "step", control_job(ns.user)).out
+    free = memory - sum(int(size) for size in re.findall(r"TRES=\S*mem=(\d+)M", shown))
+    big = {"resources": {"requests": {"memory": f"{free // 2 + 20 - 192}Mi"}}}
     for name in ("first", "second"):
         ns.create(pod(name, "sleep", "600", image=busybox, container=big, **PLACE))
     ns.wait_ready("first")

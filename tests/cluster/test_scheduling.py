@@ -12,7 +12,8 @@ def service(name: str, **spec: object) -> dict:
 
 def test_a_node_per_partition_with_slurms_capacity(ns: Namespace) -> None:
     partitions = {p.rstrip("*") for p in ns.user.run("sinfo", "-h", "-o", "%P").out.split()}
-    nodes = ns.user.run("kubectl", "get", "nodes", "-o", "json").json()["items"]
+    selector = ("-l", "kubernetes.io/hostname!=control")
+    nodes = ns.user.run("kubectl", "get", "nodes", *selector, "-o", "json").json()["items"]
     assert {node["metadata"]["labels"]["hpk.io/partition"] for node in nodes} == partitions
     for node in nodes:
         partition = node["metadata"]["labels"]["hpk.io/partition"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Namespace, User, eventually, pod
+from netpods import on, quiet_node
 from slurmadmin import configured
 from test_faults import kill_kubelet
 
@@ -39,13 +40,14 @@ def test_an_allocation_is_the_pods_one_job(ns: Namespace, busybox: str) -> None:
     assert shown(ns, "lone")["ExitCode"] == "3:0"
 
 
+@pytest.mark.disruptive
 def test_what_is_not_free_waits_as_a_batch_job(ns: Namespace, busybox: str) -> None:
-    other = User("bob")
-    flags = ("-w", "node2", "--exclusive", "-o", "/dev/null")
+    other, node = User("bob"), quiet_node(ns.user)
+    flags = ("-w", node, "--exclusive", "-o", "/dev/null")
     filler = other.run("sbatch", "--parsable", *flags, "--wrap=sleep 1000").out.strip()
     try:
         eventually("a node that is taken", lambda: ns.job_state(filler) == "RUNNING")
-        ns.create(pod("waits", "true", image=busybox, annotations={FLAGS: "--nodelist=node2"}))
+        ns.create(pod("waits", "true", image=busybox, annotations=on(node)))
         assert shown(ns, "waits")["BatchFlag"] == "1"
     finally:
         other.run("scancel", filler)
