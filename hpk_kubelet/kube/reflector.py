@@ -130,6 +130,7 @@ class Reflector:
             self._version = version
 
     def _put(self, key: str, new: Object) -> None:
+        new["metadata"].pop("managedFields", None)  # half of an object, and nobody here reads it
         old = self.store.get(key)
         if old is not None and old["metadata"]["uid"] != new["metadata"]["uid"]:
             self._remove(key, old)

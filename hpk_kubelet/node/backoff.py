@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Backoff:
     """`initial` seconds after the first failure, doubling up to `longest`."""
 

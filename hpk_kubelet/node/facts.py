@@ -164,6 +164,14 @@ class Facts:
 
     # --- telling
 
+    def _basis(self) -> tuple[Any, ...]:
+        """All that the status is made of but the time."""
+        return (
+            self.pod, self.sent, self.state, self.job(), self.view(), self.ended, self.rejected,
+            self.waiting, tuple(self.container_waiting.items()), self.plan,
+            tuple(self.changed_plans),
+        )  # fmt: skip
+
     def compute_status(self) -> Object:
         assert self.pod is not None
         previous = {**self.pod, "status": self.status}

@@ -25,6 +25,7 @@ from hpk_kubelet.slurm.states import Phase
 log = logging.getLogger(__name__)
 
 _QUICK = 1.0  # seconds between queries while a change is expected that no agent will tell
+_RESTS = 10  # times what a query of many jobs took is left between two
 _IDLE = 3  # times the interval, while no job waits in the queue
 _RETRY, _SLOWEST = 1.0, 15.0  # the first (doubled) and longest pause while slurmctld is away
 
@@ -83,6 +84,7 @@ class SlurmJobs:
         self._on_change = on_change
         self._members = members
         self._quick_until = 0.0
+        self._took = 0.0  # seconds, the last query
         self._poke = asyncio.Event()
         self._cancels: list[tuple[Cancel, asyncio.Future[None]]] = []
         self._cancelling: asyncio.Task[None] | None = None
@@ -117,13 +119,15 @@ class SlurmJobs:
             self.unreachable = ""
         before, self.last = self.last, snapshot(began, jobs, self.cluster, self._members)
         self._on_change(changed(before, self.last))
+        self._took = time.monotonic() - began
 
     async def _pause(self, began: float, failures: int) -> None:
         if failures:
             await asyncio.sleep(min(_SLOWEST, _RETRY * 2**failures))
             return
         while (now := time.monotonic()) < began + _IDLE * self._interval:
-            due = began + (_QUICK if now < self._quick_until else self._calm())
+            quick = max(_QUICK, _RESTS * self._took)
+            due = began + (quick if now < self._quick_until else max(quick, self._calm()))
             if now >= due:
                 return
             self._poke.clear()

@@ -19,7 +19,7 @@ from hpk_kubelet.node import verdict
 from hpk_kubelet.node.arrays import Arrays
 from hpk_kubelet.node.decide import Progress
 from hpk_kubelet.node.disk import Disk
-from hpk_kubelet.node.facts import Object
+from hpk_kubelet.node.facts import LOOK, Object
 from hpk_kubelet.node.jobs import SlurmJobs, active
 from hpk_kubelet.node.nodes import missing_partition, node_name
 from hpk_kubelet.node.pod import Pod
@@ -32,12 +32,13 @@ from hpk_kubelet.node.worker import Worker
 from hpk_kubelet.server.agents import Agent, AgentServer
 from hpk_kubelet.slurm.backend import Backend, Cancel, Label, Partition, UnreachableError
 from hpk_kubelet.slurm.sharing import POLICIES, Amounts, held, offered
-from hpk_kubelet.spec.plan import AgentEvent, NetworkFacts, PodPlan, PodState
+from hpk_kubelet.spec.plan import AgentEvent, NetworkFacts, PodPlan, PodState, kept
 
 log = logging.getLogger(__name__)
 
 _NODE_INTERVAL = 15.0  # between two looks at the partitions; longer where one takes long:
 _NODE_SHARE = 0.01  # of the time may be spent with them
+_LOOKS = 50  # looks in a second at pods whose agents are not connected
 _FETCHING = 4  # pods whose tokens are requested at once, while their jobs wait
 _NODE_HURRY = 2.0  # between two looks at whether Slurm answers
 
@@ -198,7 +199,8 @@ class Kubelet:
     def _remember(
         self, pod: Pod, directory: PodDir, intent: Any, plan: Any, events: list[AgentEvent]
     ) -> None:
-        pod.directory_of, pod.intent, pod.plan = directory, intent, plan
+        pod.directory_of, pod.intent = directory, intent
+        pod.plan = kept(plan) if plan is not None else None
         pod.state = directory.journal.state
         pod.untold = events
         if plan is not None:
@@ -220,6 +222,11 @@ class Kubelet:
         if self._services is None:
             return []
         return [s for s in self._services.values() if s["metadata"]["namespace"] == namespace]
+
+    @property
+    def look(self) -> float:
+        """A look opens a file: no more than so many in a second, however many agents are away."""
+        return max(LOOK, (len(self._pods) - len(self.agents.agents)) / _LOOKS)
 
     def forget(self, pod: Worker) -> None:
         self.rush.end(pod.uid)

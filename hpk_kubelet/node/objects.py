@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpk_kubelet.kube.client import ApiError, Client, resource
 from hpk_kubelet.kube.client import serviceaccounts as service_accounts
 from hpk_kubelet.kube.times import parse
-from hpk_kubelet.volumes import TokenRequest, refresh_at
+from hpk_kubelet.volumes import TokenRequest, refresh_at, token_requests
 
 Object = dict[str, Any]
 Key = tuple[str, str]  # kind, name
@@ -106,6 +109,23 @@ async def request_tokens(
 
     tokens = await asyncio.gather(*(one(request) for request in wanted))
     return dict(zip(wanted, tokens, strict=True))
+
+
+def written_tokens(pod: Object, directory: Path) -> dict[TokenRequest, Token]:
+    """Those that an earlier kubelet put into the pod's volumes, with their times as they say them
+    themselves (RFC 7519). Blocks."""
+    found = {}
+    for request in token_requests(pod):
+        path = directory / "volumes" / request.volume / "..data" / request.path
+        try:
+            text = path.read_text()
+            claims = text.split(".")[1]
+            times = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+            refresh = refresh_at(float(times["iat"]), float(times["exp"]))
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # there is none, or none that can be told to be good: it is requested anew
+        found[request] = Token(text, refresh)
+    return found
 
 
 async def _request_token(client: Client, pod: Object, request: TokenRequest) -> Token:

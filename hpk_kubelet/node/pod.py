@@ -14,7 +14,7 @@ from hpk_kubelet.node.changes import Changes
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action, Progress, Want, decide
 from hpk_kubelet.node.decide import Job as JobView
-from hpk_kubelet.node.facts import LOOK, Object
+from hpk_kubelet.node.facts import Object
 from hpk_kubelet.node.jobs import active
 from hpk_kubelet.node.worker import REFRESH
 from hpk_kubelet.slurm.backend import UnreachableError
@@ -67,7 +67,8 @@ class Pod(Attending, Changes):
         if not self._ran and any("running" in c for c in state["containers"].values()):
             self._ran = True
             crash_point(self.kubelet.site.paths.run, "started")
-        self.state = state
+        if state != self.state:
+            self.state = state
         self.told_at = time.monotonic()
         for event in events:
             self.agent_event(event)
@@ -147,7 +148,7 @@ class Pod(Attending, Changes):
         if self.intent is not None and self.agent is None and self.pod is not None:
             job = self.job()
             if alive or (job is not None and job.phase.value == "running"):
-                pause = min(pause, LOOK)
+                pause = min(pause, self.kubelet.look)
         if not alive:
             self._unwatch()
         elif self.pod is not None:
@@ -171,13 +172,16 @@ class Pod(Attending, Changes):
                 self._back_off()
             else:
                 pause = _PULL_SHOWN - shown
+        basis = self._basis()
+        if basis == self._told:
+            return pause
         status = self.compute_status()
         if (left := self._verdict_in(status)) > 0:
             return min(pause, left)
         self._tell_suspension()
         before = self.sent if self.sent is not None else self.pod.get("status")
         if same_status(before, status):
-            self._held = 0.0
+            self._held, self._told = 0.0, basis
         elif status["phase"] == "Pending" and now < (self._held or now) + self._quiet():
             self._held = self._held or now
             return min(pause, self._held + self._quiet() - now)

@@ -11,6 +11,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.crash import crash_point
 from hpk_kubelet.node.decide import Action
 from hpk_kubelet.node.facts import LOOK, Object
+from hpk_kubelet.node.objects import written_tokens
 from hpk_kubelet.node.prepare import Prepared, prepare, refresh_volumes
 from hpk_kubelet.node.pulls import PullFailed, Say, containers
 from hpk_kubelet.node.request import job_request
@@ -24,7 +25,7 @@ from hpk_kubelet.spec.admission import rejection
 from hpk_kubelet.spec.annotations import mpi_words
 from hpk_kubelet.spec.errors import ConfigError
 from hpk_kubelet.spec.observed import Waiting
-from hpk_kubelet.spec.plan import Intent, PodPlan
+from hpk_kubelet.spec.plan import Intent, PodPlan, kept
 from hpk_kubelet.spec.unsupported import unsupported
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Starting(Worker):
             self.kubelet.rush.end(self.uid)
         if error is None:
             result = task.result()
-            self.plan, self._tokens, self.prepared = result.plan, result.tokens, True
+            self.plan, self._tokens, self.prepared = kept(result.plan), result.tokens, True
             self.container_waiting, self._pull_failed = {}, 0.0
             for name, why in result.plan.get("misconfigured", {}).items():
                 self.container_waiting[name] = Waiting(**why)
@@ -245,11 +246,15 @@ class Starting(Worker):
         if pod is None:
             return
         try:
+            if not self._tokens:
+                self._tokens = await asyncio.to_thread(written_tokens, pod, self.directory)
             self._tokens, errors = await refresh_volumes(
                 pod, self.node, self.kubelet.site, self.directory, self._tokens
             )
             for error in errors:
                 self.say("Warning", *error.event)
+            if not errors and self._refresh_due:  # else something has changed meanwhile
+                self._refresh_due = self._next_refresh(pod)
         except ConfigError as e:
             self.say("Warning", *e.event)
         except HPKError as e:
@@ -295,5 +300,5 @@ class Starting(Worker):
         except ConfigError as e:
             self.say("Warning", *e.event, self._path_of(e.container))
             raise
-        self.plan, self._tokens = result.plan, result.tokens
+        self.plan, self._tokens = kept(result.plan), result.tokens
         return result.plan

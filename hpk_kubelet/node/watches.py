@@ -35,8 +35,9 @@ class Watches:
         self._objects = objects
         self._watches: dict[Wanted, _Watch] = {}
 
-    def want(self, uid: str, wanted: Iterable[Wanted], changed: Callable[[], None]) -> None:
-        """The pod is told of changes of exactly these objects from now on."""
+    def want(self, uid: str, wanted: Iterable[Wanted], changed: Callable[[], None]) -> bool:
+        """The pod is told of changes of exactly these objects from now on; False if there are too
+        many watches for all of them."""
         keys = set(wanted)
         for key in [k for k, w in self._watches.items() if uid in w.pods and k not in keys]:
             self._drop(key, uid)
@@ -47,6 +48,7 @@ class Watches:
                     continue
                 watch = self._watches[key] = _Watch(asyncio.create_task(self._follow(key)))
             watch.pods[uid] = changed
+        return all(key in self._watches for key in keys)
 
     def release(self, uid: str) -> None:
         self.want(uid, (), lambda: None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hpk_kubelet.images.errors import ImagePullError
 from hpk_kubelet.node.backoff import Backoff
@@ -23,9 +24,13 @@ from hpk_kubelet.node.submission import Entry, Submissions
 from hpk_kubelet.spec.observed import Waiting
 from hpk_kubelet.spec.plan import AgentEvent
 from hpk_kubelet.spec.references import volume_files
-from hpk_kubelet.volumes import TokenRequest
+from hpk_kubelet.volumes import TokenRequest, token_requests
 
-REFRESH = (60.0, 90.0)  # seconds between two looks at a running pod's volumes
+REFRESH = (60.0, 90.0)
+"""Seconds between two looks at a running pod's volumes where no watch tells of changes, or where
+something went wrong the last time."""
+_ADOPTED = 600.0  # seconds over which an earlier kubelet's volumes are looked at
+_LONGEST = 3600.0  # between two looks, whatever the tokens say
 
 
 class Kubelet(Protocol):
@@ -39,6 +44,10 @@ class Kubelet(Protocol):
     def disk(self) -> Disk: ...
     @property
     def submissions(self) -> Submissions: ...
+    @property
+    def look(self) -> float:
+        """Seconds between two looks at a pod whose agent is not connected."""
+
     @property
     def rush(self) -> Rush: ...
     @property
@@ -64,11 +73,13 @@ class Worker(Facts):
         self._refreshing: asyncio.Task[None] | None = None
         self._tokens: Mapping[TokenRequest, Token] = {}
         self._watching = False  # its volumes' objects
-        self._refresh_due = time.monotonic() + random.uniform(*REFRESH)
+        self._watched = True  # all of those: nothing changes unsaid
+        self._refresh_due = math.inf  # time.monotonic(); known once the pod runs
         self._retries = {action: Backoff(1.0, 60.0) for action in Action}
         self._pulls = Backoff(10.0, 300.0)
         self._pull_failed = 0.0
         self._faults = Backoff(1.0, 60.0)
+        self._told: tuple[Any, ...] | None = None  # of what the API's status is made already
         self._held = 0.0  # since when (time.monotonic()) a status waits to be written
         self._said_stop: tuple[object, int] | None = None
         self._termed = False
@@ -101,9 +112,24 @@ class Worker(Facts):
             self.wake()
 
         namespace = pod["metadata"]["namespace"]
-        self.node.watches.want(
+        self._watched = self.node.watches.want(
             self.uid, [(namespace, kind, name) for kind, name in volume_files(pod)], changed
         )
+        self._refresh_due = min(self._refresh_due, self._next_refresh(pod))
+
+    def _next_refresh(self, pod: Object) -> float:
+        """When (time.monotonic()) the pod's volumes are due, if nothing changes before."""
+        now = time.monotonic()
+        if not self._watched:
+            return now + random.uniform(*REFRESH)
+        if self._tokens:
+            left = min(token.refresh for token in self._tokens.values()) - time.time()
+            return now + min(max(REFRESH[0], left), _LONGEST)
+        if requests := token_requests(pod):
+            # As old as may be, a token has a fifth of its life left (volumes.refresh_at).
+            least = min(request.expiration_seconds for request in requests) / 5
+            return now + random.uniform(REFRESH[0], max(REFRESH[1], min(_ADOPTED, least)))
+        return now + _LONGEST
 
     def _unwatch(self) -> None:
         if self._watching:

@@ -7,6 +7,7 @@ import hmac
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import deque
 from typing import Any, Protocol
 
@@ -27,6 +28,11 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
 _HELLO_TIMEOUT = 15.0
+
+
+# asyncio gives each TLS connection a buffer of this size, 256 KiB by itself, and an agent per pod
+# stays connected.
+SSLProtocol.max_size = 8 << 10
 
 
 class Owner(Protocol):

@@ -18,7 +18,7 @@ On disk, in the pod's directory `$HPK_HOME/pods/UID` (0700, every file 0600):
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 PLAN_VERSION = 2
 
@@ -258,6 +258,16 @@ class PodPlan(TypedDict):
     fsGroup: NotRequired[int]  # emptyDir belongs to this group: mode 02777
     gpus: NotRequired[Literal["nvidia", "rocm"]]
     agent: AgentPlan
+
+
+def kept(plan: PodPlan) -> PodPlan:
+    """What a kubelet remembers of a plan that is on disk, which is a tenth of it: of containers
+    their names, their images and whether they are ranks."""
+    of_containers = ("name", "image", "mpi")
+    short: dict[str, Any] = {**plan, "volumes": {}}
+    for key in ("initContainers", "containers"):
+        short[key] = [{k: c[k] for k in of_containers if k in c} for c in short[key]]
+    return cast("PodPlan", short)
 
 
 REFRESH_AFTER = 60.0

@@ -599,7 +599,7 @@ async def test_a_job_without_a_pod_is_cancelled(live):
 
 async def test_a_journal_newer_than_slurms_answer_is_no_requeue(live, monkeypatch):
     """A short pod's journal can be read before Slurm is asked again and before its agent calls."""
-    monkeypatch.setattr(pod_module, "LOOK", 0.1)
+    monkeypatch.setattr("hpk_kubelet.node.kubelet.LOOK", 0.1)
     slurm = Slurm()
     async with live(slurm, a_pod()) as world:
         await world.until(lambda: world.pod.job_id and world.pod.job() is not None)
@@ -633,7 +633,7 @@ class Steps:
 @pytest.fixture
 def allocation(live, monkeypatch):
     """A new kubelet, which finds a pod's allocation running and nobody connected."""
-    for module in ("facts", "starting", "attending", "pod"):
+    for module in ("facts", "starting", "attending", "kubelet"):
         monkeypatch.setattr(f"hpk_kubelet.node.{module}.LOOK", 0.05)
 
     @contextlib.asynccontextmanager
