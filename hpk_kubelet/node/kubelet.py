@@ -320,6 +320,9 @@ class Kubelet:
             if time.monotonic() - looked < interval and reachable == (not self.jobs.unreachable):
                 continue
             looked, reachable = time.monotonic(), not self.jobs.unreachable
+            # Not waited for: it takes as long as the file system, which the condition then says.
+            probing = self._group.create_task(asyncio.to_thread(self.disk.probe))
+            await asyncio.wait({probing}, timeout=_NODE_HURRY)
             try:
                 if reachable:
                     partitions = self._chosen(await self.jobs.backend.partitions())

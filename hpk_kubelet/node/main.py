@@ -121,6 +121,7 @@ async def serve(config: Config, paths: Paths) -> None:
             config.max_pods,
             offered=kubelet.offered,
             full=kubelet.disk.pressure,
+            slow=kubelet.disk.slow,
             way=jobs.way,
             calm=kubelet.rush.over,
             on_pod=kubelet.pod_changed,

@@ -99,16 +99,20 @@ def conditions(
     now: str,
     full: str = "",
     way: str = "",
+    slow: str = "",
 ) -> list[Object]:
     """`unreachable`: why Slurm does not answer, "" while it does. The node stays Ready then: its
     pods go on, and must not be evicted. `full`: why there is no room in HPK's home. `way`: how jobs
-    are submitted."""
+    are submitted. `slow`: that the home does not answer in time."""
     wanted = {
         "Ready": ("True", *_UP),
         "MemoryPressure": ("False", "SlurmSchedules", "Slurm gives each pod's job its memory"),
         "DiskPressure": ("True", "HomeFull", full)
         if full
         else ("False", "HomeHasRoom", "there is room in HPK's home"),
+        "HomeAnswers": ("False", "HomeSlow", slow)
+        if slow
+        else ("True", "HomeInTime", "files in HPK's home are kept in time"),
         "PIDPressure": ("False", "SlurmSchedules", "processes belong to the compute nodes"),
         "SlurmReachable": ("False", "SlurmUnreachable", unreachable)
         if unreachable
@@ -145,13 +149,14 @@ def node_status(
     offered: Amounts,
     full: str = "",
     way: str = "",
+    slow: str = "",
 ) -> Object:
     capacity, allocatable = resources(partition, max_pods, offered)
     return {
         "capacity": capacity,
         "allocatable": allocatable,
         "conditions": conditions(
-            partition, unreachable, previous.get("conditions") or (), now, full, way
+            partition, unreachable, previous.get("conditions") or (), now, full, way, slow
         ),
         "addresses": [
             {"type": "InternalIP", "address": host.address},

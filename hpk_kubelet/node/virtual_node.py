@@ -38,6 +38,7 @@ class VirtualNode:
         *,
         offered: Callable[[Partition], Amounts],
         full: Callable[[], str],
+        slow: Callable[[], str],
         way: Callable[[], str],
         calm: Callable[[], Awaitable[None]],
         on_pod: Callable[[VirtualNode, Change], None],
@@ -50,6 +51,7 @@ class VirtualNode:
         self.host = host
         self.offered = offered
         self.full = full
+        self.slow = slow
         self.way = way
         self.running: list[asyncio.Task[None]] = []
         self.objects = ObjectCache(client)
@@ -162,6 +164,7 @@ class VirtualNode:
             self.offered(self.partition),
             self.full(),
             self.way(),
+            self.slow(),
         )
 
     async def _update(self, unreachable: str) -> None:

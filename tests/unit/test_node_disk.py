@@ -38,3 +38,39 @@ def test_a_quota_shows_in_a_refused_write_alone(monkeypatch, tmp_path):
     now = disk.time.monotonic()
     monkeypatch.setattr(disk.time, "monotonic", lambda: now + 1000)
     assert home.pressure() == ""
+
+
+def test_a_slow_home_says_so_while_it_is(monkeypatch, tmp_path):
+    now = [100.0]
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    home, meanwhile, takes = Disk(tmp_path), [], [5.0]
+
+    def write_private(path, data):
+        assert path.is_relative_to(tmp_path)
+        now[0] += takes[0]
+        meanwhile.append(home.slow())
+        home.probe()  # the next look, while the first still waits: it asks nothing
+
+    monkeypatch.setattr(disk, "write_private", write_private)
+    assert home.slow() == ""
+    home.probe()
+    assert meanwhile == [f"the file system of {tmp_path} took 5.0 s to keep a small file"]
+    assert home.slow() == meanwhile[0]
+    takes[0] = 0.01
+    home.probe()
+    assert home.slow() == "" and len(meanwhile) == 2
+
+
+def test_a_home_that_can_not_be_written(monkeypatch, tmp_path):
+    home = Disk(tmp_path)  # without run/, which is no quota
+    home.probe()
+    assert home.slow() == ""
+
+
+def test_each_probe_is_written(tmp_path):
+    (tmp_path / "run").mkdir()
+    home = Disk(tmp_path)
+    home.probe()
+    first = (tmp_path / "run" / "probe").read_text()
+    home.probe()
+    assert (tmp_path / "run" / "probe").read_text() != first

@@ -194,7 +194,7 @@ def test_a_nodes_status():
         "nvidia.com/gpu": "1",
     }  # fmt: skip
     assert {c["type"]: c["status"] for c in status["conditions"]} == {
-        "Ready": "True", "MemoryPressure": "False", "DiskPressure": "False",
+        "Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "HomeAnswers": "True",
         "PIDPressure": "False", "SlurmReachable": "True", "PartitionUp": "True",
     }  # fmt: skip
 
