@@ -196,9 +196,11 @@ def bob() -> Iterator[User]:
 @pytest.mark.disruptive
 def test_users_are_apart(ns: Namespace, agnhost: str, alice: User, bob: User) -> None:
     """Both have pods on both nodes at the same time, in networks with the same addresses."""
-    ns.create(server("hers", agnhost, "node2"), server("hers1", agnhost, "node1"))
+    control = bob.run("squeue", "--me", "-h", "-t", "R", "-n", "hpk", "-o", "%N").out.strip()
+    node, other = ("node1", "node2") if control == "node2" else ("node2", "node1")
+    ns.create(server("hers", agnhost, node), server("hers1", agnhost, other))
     theirs = Namespace(bob, "default")
-    theirs.create(server("his", agnhost, "node2"))
+    theirs.create(server("his", agnhost, node))
     for whose, name in ((ns, "hers"), (ns, "hers1"), (theirs, "his")):
         whose.wait_ready(name)
     his, hers = address(theirs, "his"), address(ns, "hers")
@@ -210,12 +212,18 @@ def test_users_are_apart(ns: Namespace, agnhost: str, alice: User, bob: User) ->
     assert "his" not in said.out
     # nor does anything of his listen on the node, but for the tunnel of his network
     uid = bob.run("id", "-u").out.strip()
-    open_tcp = alice.run("ss", "-Htlne", node="node2").out
+    open_tcp = alice.run("ss", "-Htlne", node=node).out
     assert f"uid:{uid}" not in open_tcp
     took = alice.run(
         "python3", "-c",
         "import socket,sys; s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
         "s.connect(sys.argv[1].replace('@',chr(0))); print(s.recv(999))",
-        "@" + node_network(bob, "node2").strip(), node="node2",
+        "@" + node_network(bob, node).strip(), node=node,
     )  # fmt: skip
     assert took.out == "b''\n", "an owner answers its own user alone"
+    # and she hears nothing of what his pods say
+    spy = "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"
+    assert "PermissionError" in alice.run("python3", "-c", spy, node=node, check=False).err
+    daemon = bob.run("pgrep", "-u", "bob", "-x", "flanneld", node=node).out.strip()
+    enter = alice.run("nsenter", f"--net=/proc/{daemon}/ns/net", "true", node=node, check=False)
+    assert enter.code != 0 and "denied" in enter.err
