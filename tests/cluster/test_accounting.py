@@ -23,8 +23,9 @@ def _accounting() -> Iterator[None]:
 
 
 def test_an_accounts_limit_of_running_jobs(ns: Namespace, busybox: str) -> None:
-    running = len(ns.user.run("squeue", "--me", "-h", "-t", "R", "-o", "%i").out.split())
-    ROOT.run("sacctmgr", "-i", "modify", "user", "alice", "set", f"MaxJobs={running}")
+    names = ("squeue", "--me", "-h", "-t", "R,CG", "-o", "%j")
+    eventually("no pods of other tests", lambda: ns.user.run(*names).out.split() == ["hpk"])
+    ROOT.run("sacctmgr", "-i", "modify", "user", "alice", "set", "MaxJobs=1")
     ns.create(pod("waits", "true", image=busybox))
     wait_reason(ns, "waits", "SlurmAssocMaxJobsLimit")
     ROOT.run("sacctmgr", "-i", "modify", "user", "alice", "set", "MaxJobs=-1")

@@ -56,7 +56,7 @@ def test_what_is_not_free_waits_as_a_batch_job(ns: Namespace, busybox: str) -> N
 
 
 def test_as_the_annotation_says(ns: Namespace, busybox: str) -> None:
-    ns.create(pod("batch", "sleep", "1000", image=busybox, annotations={START: "batch"}))
+    ns.create(pod("batch", "sleep", "9", image=busybox, annotations={START: "batch"}))
     held = {START: "immediate", FLAGS: "--hold"}
     ns.create(pod("can-not", "true", image=busybox, annotations=held))
     ns.create(pod("wrong", "true", image=busybox, annotations={START: "soon"}))
@@ -87,6 +87,6 @@ def test_what_others_do_to_an_allocation(ns: Namespace, busybox: str) -> None:
 def test_not_where_slurm_ends_idle_allocations(ns: Namespace, busybox: str) -> None:
     with configured("InactiveLimit=60"):
         kill_kubelet(ns)
-        ns.create(pod("careful", "sleep", "1000", image=busybox))
+        ns.create(pod("careful", "true", image=busybox))
         assert shown(ns, "careful")["BatchFlag"] == "1"
     kill_kubelet(ns)
