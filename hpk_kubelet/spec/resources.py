@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from hpk_kubelet.spec.slurm_options import SBATCH, read_flags, value_of
 
 GPUS: dict[str, Literal["nvidia", "rocm"]] = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "rocm"}
 FEATURE = "feature.hpk.io/"
+_FEATURE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _MB = 2**20
 _BACKSTOP_S = 120
 """The agent keeps the deadline to the second; Slurm's limit comes so long after the grace period
@@ -50,14 +52,18 @@ def job_resources(pod: Mapping[str, Any], config: SlurmConfig) -> JobResources:
         gpus=ceil(_effective(spec, kinds[0])) if kinds else 0,
         gpu_kind=GPUS[kinds[0]] if kinds else None,
         time_limit_s=deadline + grace + _BACKSTOP_S if deadline else None,
-        constraint="&".join(
-            sorted(
-                label.removeprefix(FEATURE)
-                for label in spec.get("nodeSelector") or {}
-                if label.startswith(FEATURE)
-            )
-        ),
+        constraint="&".join(sorted(_features(spec))),
     )
+
+
+def _features(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The features of nodes that the nodeSelector names; HPKError for what can't be one."""
+    for label in spec.get("nodeSelector") or {}:
+        if label.startswith(FEATURE):
+            feature = label.removeprefix(FEATURE)
+            if not _FEATURE_NAME.fullmatch(feature):
+                raise HPKError(f"nodeSelector: {label!r} does not name a feature of nodes")
+            yield feature
 
 
 def granted(pod: Mapping[str, Any], config: SlurmConfig) -> dict[str, str]:
