@@ -222,7 +222,7 @@ def give_up(starting: Starting, error: Exception) -> int:
             "jobId": own_job(os.environ),
             "node": os.environ.get("SLURMD_NODENAME", ""),
             "hostIP": setup.host_ip if setup else "",
-            "podIP": setup.host_ip if setup else "",
+            "podIP": setup.runtime.fields["podIP"] if setup else "",
             "startedAt": starting.started_at,
             "containers": {},
             "finished": True,

@@ -112,6 +112,7 @@ class PodSetup:
             gpus=plan.get("gpus"),
             netns=entered.netns,
             fields={
+                "podIP": "",  # until there is one
                 "hostname": own_hostname,
                 "podHostname": plan["hostname"] or own_hostname,
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from conftest import Namespace, User, eventually, pod
@@ -20,17 +21,25 @@ from netpods import (
 pytestmark = pytest.mark.disruptive
 
 
+def told(ns: Namespace, name: str) -> bool:
+    return "FailedCreatePodSandBox" in ns.reasons(name)
+
+
 def test_a_taken_tunnel_port_is_told_and_waited_for(
     ns: Namespace, agnhost: str, alice: User
 ) -> None:
     free = quiet_node(alice)
     port = json.loads(alice.run("sh", "-c", "cat ~/.hpk/network.json").out)["vxlanPort"]
     holder = bob_holds(port, free, "DGRAM")
-    ns.create(server("waits", agnhost, free))
-    eventually("the reason is told", lambda: "FailedCreatePodSandBox" in ns.reasons("waits"))
+    ns.create(server("waits", agnhost, free), server("cancelled", agnhost, free))
+    for name in ("waits", "cancelled"):
+        eventually(f"{name} has a reason", partial(told, ns, name))
     said = " ".join(event["message"] for event in ns.events("waits"))
     assert "pasta" in said and str(port) in said
     assert ns.phase("waits") == "Pending"
+    alice.run("scancel", "--me", "-n", f"{ns.name}/cancelled")
+    status = ns.wait_phase("cancelled", "Failed")["status"]  # it had no address yet
+    assert (status["reason"], status.get("podIP")) == ("Terminated", None)
     assert holder.stdin is not None
     holder.stdin.close()
     ns.wait_ready("waits")
