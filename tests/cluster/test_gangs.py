@@ -64,11 +64,14 @@ def test_what_happens_to_the_job_happens_to_all(ns: Namespace, busybox: str) -> 
 
 
 def test_all_or_none(ns: Namespace, busybox: str) -> None:
-    """Three that fit alone, and not together."""
+    """They fit alone, and not together: one more than there are nodes, of more than half a node."""
     big = {"resources": {"requests": {"cpu": "20"}}}
-    ns.create(*(member(name, busybox, "true", container=big) for name in "abc"))
-    eventually("why", lambda: "SlurmRejected" in str(ns.pod("a")["status"].get("reason")))
-    for name in "abc":
+    nodes = set(ns.user.run("sinfo", "-h", "-N", "-o", "%N").out.split())
+    names = [f"m{i}" for i in range(len(nodes) + 1)]
+    whole = [member(name, busybox, "true", size=len(names), container=big) for name in names]
+    ns.create(*whole)
+    eventually("why", lambda: "SlurmRejected" in str(ns.pod("m0")["status"].get("reason")))
+    for name in names:
         assert ns.wait_phase(name, "Failed")["status"]["reason"] == "SlurmRejected"
 
 
