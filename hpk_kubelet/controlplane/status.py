@@ -223,6 +223,9 @@ def down(paths: Paths, say: Callable[[str], None], patience: float = 75.0) -> No
         jobs.run_slurm(["scancel", str(job.id)])
         _until(ended, patience, f"Slurm does not end job {job.id}: see squeue -j {job.id}")
     say(f"control job {job.id} stopped; pods that ran go on")
+    _, successor, _ = find_control(paths)
+    if successor is not None and successor.id != job.id:  # it began to take over meanwhile
+        down(paths, say, patience)
 
 
 def handover(paths: Paths, say: Callable[[str], None]) -> None:

@@ -69,3 +69,25 @@ def test_down_signals_no_process_of_another_host(
     monkeypatch.setattr(os, "kill", kill)
     with pytest.raises(HPKError, match="process 1 on node9"):
         status.down(paths, print)
+
+
+def test_down_stops_a_successor_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = started(tmp_path)
+    comment = jobs.marker(tmp_path)
+    alive = {n: jobs.Job(n, "RUNNING", "node9", "", jobs.JOB_NAME, comment) for n in (7, 8)}
+
+    def slurm(argv: list[str]) -> str:
+        assert argv[:-1] == ["scancel", "--batch", "--signal=TERM"]
+        del alive[int(argv[-1])]
+        return ""
+
+    monkeypatch.setattr(jobs, "my_jobs", lambda: list(alive.values()))
+    monkeypatch.setattr(jobs, "find_job", alive.get)
+    monkeypatch.setattr(jobs, "run_slurm", slurm)
+    said: list[str] = []
+    status.down(paths, said.append)
+    assert [line.partition(";")[0] for line in said] == [
+        "control job 7 stopped", "control job 8 stopped"
+    ]  # fmt: skip
