@@ -130,6 +130,9 @@ class PodNetwork:
     def close(self) -> None:
         """The pod is over."""
         self._talk.close()
+        if self._order.fileno() >= 0:  # it never had an address; the helper has _talk open, too
+            self._order.close()
+            os.waitpid(self._builder, 0)
         os.waitpid(self._keeper, 0)
 
 
