@@ -104,7 +104,8 @@ class ControlJobBackend:
         return [step for step in found if step.name.startswith("hpk:")]
 
     async def jobs(self) -> list[Job]:
-        jobs, own = await asyncio.gather(self._backend.jobs(), self._steps())
+        # One after the other: while slurmctld is away, it is the backend that says so in words.
+        jobs, own = await self._backend.jobs(), await self._steps()
         where = next((job.nodes for job in jobs if job.id == self._job), "")
         return jobs + [
             Job(
@@ -134,7 +135,7 @@ class ControlJobBackend:
         return await self._backend.limits()
 
     async def partitions(self) -> list[Partition]:
-        found, own = await asyncio.gather(self._backend.partitions(), self._own())
+        found, own = await self._backend.partitions(), await self._own()
         if own is None:
             return found
         if any(partition.name == PARTITION for partition in found):

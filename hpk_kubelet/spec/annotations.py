@@ -55,7 +55,10 @@ def gang(pod: Mapping[str, Any]) -> Gang | None:
         name, size = annotations.get(f"{prefix}gang"), annotations.get(f"{prefix}gang-size")
         if name is None and size is None:
             continue
-        if not name or not size or not re.fullmatch(r"[1-9][0-9]{0,4}", size):
+        if name is None or size is None:
+            missing = f"{prefix}gang" if name is None else f"{prefix}gang-size"
+            raise HPKError(f"a gang needs the annotation {missing}, too")
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,4}", size):
             raise HPKError(
                 f"annotations {prefix}gang: {name!r} and {prefix}gang-size: {size!r} are not a "
                 "name and a number of pods, from 1 on"

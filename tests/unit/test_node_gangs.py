@@ -136,6 +136,10 @@ def annotated(**annotations):
 def test_the_annotations():
     assert gang(annotated()) is None
     assert gang(annotated(gang="band", gang_size="3")) == BAND
-    for wrong in ({"gang": "band"}, {"gang_size": "3"}, {"gang": "band", "gang_size": "0"}):
-        with pytest.raises(HPKError, match="not a name and a number"):
+    for wrong, words in (
+        ({"gang": "band"}, "needs the annotation slurm-job.hpk.io/gang-size"),
+        ({"gang_size": "3"}, "needs the annotation slurm-job.hpk.io/gang,"),
+        ({"gang": "band", "gang_size": "0"}, "not a name and a number"),
+    ):
+        with pytest.raises(HPKError, match=words):
             gang(annotated(**wrong))
