@@ -229,10 +229,13 @@ def tail_offset(fd: int, lines: int) -> int:
 class LogFile:
     """Reads a log that may still grow and rotate."""
 
-    def __init__(self, path: str, options: LogOptions) -> None:
-        """FileNotFoundError if this run wrote none."""
+    def __init__(self, path: str, options: LogOptions, part: Optional[int] = None) -> None:
+        """FileNotFoundError if this run wrote none. `part`: inode of the one to begin with, which
+        may have been rotated away; the oldest if it is gone."""
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        parts = [path] if part is None else [*rotated(path), path]
+        first = next((p for p in parts if os.stat(p).st_ino == part), parts[0])
+        self._fd = os.open(first, os.O_RDONLY | os.O_CLOEXEC)
         self._selector = Selector(options)
         self._rest = b""
         if options.tail_lines is not None:

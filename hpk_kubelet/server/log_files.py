@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ async def read_files(
         limit_bytes=options.limit,
         timestamps=options.timestamps,
     )
-    log = await asyncio.to_thread(_open, folder, container, options.previous, wanted)
+    log = await asyncio.to_thread(_open, folder, container, options.previous, wanted, options.part)
     if log is None:
         return
     try:
@@ -40,13 +41,26 @@ async def read_files(
 
 
 def _open(
-    folder: str, container: str, previous: bool, options: logs.LogOptions
+    folder: str, container: str, previous: bool, options: logs.LogOptions, part: int | None
 ) -> logs.LogFile | None:
-    runs = logs.runs(folder, container)
-    runs = runs[-2:-1] if previous else runs[-1:]
+    runs = _runs(folder, container, previous)
     if not runs:
         return None
     try:
-        return logs.LogFile(logs.path_of(folder, container, runs[0]), options)
+        return logs.LogFile(logs.path_of(folder, container, runs[0]), options, part)
     except FileNotFoundError:
         return None
+
+
+def newest_part(directory: Path, container: str, previous: bool) -> int | None:
+    """The inode of the file in which a reader who comes now begins; None while there is none."""
+    folder = str(directory / "logs")
+    for run in _runs(folder, container, previous):
+        with contextlib.suppress(FileNotFoundError):
+            return Path(logs.path_of(folder, container, run)).stat().st_ino
+    return None
+
+
+def _runs(folder: str, container: str, previous: bool) -> list[int]:
+    runs = logs.runs(folder, container)
+    return runs[-2:-1] if previous else runs[-1:]

@@ -22,6 +22,7 @@ class LogOptions:
     since: float | None = None
     limit: int | None = None
     stream: str = "All"  # All, Stdout or Stderr
+    part: int | None = None  # inode of the part of a rotated log to begin with; None: the newest
 
     def to_stream(self, container: str) -> dict[str, Any]:
         """The arguments of the agent's `logs` stream (agent/wire.py)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from hpk_kubelet.server.agents import Agent
+from hpk_kubelet.server.log_files import newest_part
 from hpk_kubelet.server.log_options import LogOptions
 
 LogFiles = Callable[[Path, str, LogOptions, Callable[[], bool]], AsyncIterator[bytes]]
@@ -36,6 +38,7 @@ async def pod_log(
         async for part in files(pod.directory, container, options, lambda: pod.running):
             yield part
         return
+    first = await asyncio.to_thread(newest_part, pod.directory, container, options.previous)
     sent, mark = 0, b""
     stream = agent.open("logs", **options.to_stream(container))
     try:
@@ -49,7 +52,8 @@ async def pod_log(
     if not lost:
         return
     left = None if options.limit is None else options.limit - sent
-    rest, skip = replace(options, limit=None), sent
+    # It counts from the file that was the newest then, wherever the log has moved on to.
+    rest, skip = replace(options, limit=None, part=first), sent
     if options.tail is not None and sent:
         rest = replace(rest, tail=None)
         skip = await _place(pod, container, rest, files, mark)

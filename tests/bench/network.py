@@ -66,7 +66,7 @@ def round_trip(text: str) -> float:
 
 
 def pods(image: str, prefix: str, host: bool) -> list[dict]:
-    """A server in the partition of the second node, a client in the default one."""
+    """A server on the second node, a client on the first."""
     common = {"hostNetwork": host, "terminationGracePeriodSeconds": 0}
 
     def pod(name: str, command: list[str], **spec: object) -> dict:
@@ -81,12 +81,11 @@ def pods(image: str, prefix: str, host: bool) -> list[dict]:
             },
         }
 
-    # the sandbox's partition debug has node2 alone
-    far = {"kubernetes.io/hostname": "debug"}
-    near = {"slurm-job.hpk.io/flags": "--nodelist=node1"}
+    server = pod(f"{prefix}-server", ["iperf3", "-s", "-p", str(PORT)])
     client = pod(f"{prefix}-client", ["sleep", "100000"])
-    client["metadata"]["annotations"] = near
-    return [pod(f"{prefix}-server", ["iperf3", "-s", "-p", str(PORT)], nodeSelector=far), client]
+    for place, made in (("node2", server), ("node1", client)):
+        made["metadata"]["annotations"] = {"slurm-job.hpk.io/flags": f"--nodelist={place}"}
+    return [server, client]
 
 
 def service(name: str) -> dict:

@@ -350,6 +350,35 @@ async def test_the_files_go_on_where_a_lost_agent_stopped(tmp_path, options, exp
     assert b"".join(parts).decode() == expected
 
 
+@pytest.mark.parametrize("rotations", [1, 2, 5])
+async def test_nor_does_a_rotation_meanwhile_lose_any(tmp_path, rotations):
+    pod = Pod(tmp_path)
+    pod.agent = Agent()
+    folder = tmp_path / "logs" / "c"
+    folder.mkdir(parents=True)
+    (folder / "0.log.20260101-000000-000000000").write_text(line(99))
+    (folder / "0.log").write_text(line(0) + line(1))
+
+    def lose(kind, **arguments):
+        for number in range(rotations):
+            (folder / "0.log").rename(folder / f"0.log.2026010{2 + number}-000000-000000000")
+            (folder / "0.log").write_text(line(2 + number))
+        stream = Stream()
+        stream.error = "lost"
+        stream.queue.put_nowait((STDOUT, b"line 0\n"))
+        stream.queue.put_nowait(None)
+        return stream
+
+    pod.agent.open = lose
+    options = LogOptions(follow=True)
+    parts = [part async for part in pod_log(pod, "c", options, read_files)]
+    assert b"".join(parts).decode() == "".join(f"line {i}\n" for i in range(2 + rotations))
+
+
+def line(number):
+    return f"2026-01-02T03:04:05.{number:09}Z stdout F line {number}\n"
+
+
 # --- what pods use
 
 
