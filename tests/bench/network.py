@@ -69,14 +69,13 @@ def pods(image: str, prefix: str, host: bool) -> list[dict]:
     """A server on the second node, a client on the first."""
     common = {"hostNetwork": host, "terminationGracePeriodSeconds": 0}
 
-    def pod(name: str, command: list[str], **spec: object) -> dict:
+    def pod(name: str, command: list[str]) -> dict:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "labels": {"app": name}},
             "spec": {
                 **common,
-                **spec,
                 "containers": [{"name": "c", "image": image, "command": command}],
             },
         }
