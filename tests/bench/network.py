@@ -124,7 +124,7 @@ def start_cost(cluster: Cluster) -> str:
         for kind in ("first", "later")
     )
     return (
-        f"What a pod's start pays for its network: {later} where the node network is up, {first} "
+        f"\nWhat a pod's start pays for its network: {later} where the node network is up, {first} "
         "for the first pod of a user on a node; "
         f"medians of {len(times['later'])} and {len(times['first'])}.\n"
     )
