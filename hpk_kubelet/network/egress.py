@@ -20,10 +20,11 @@ import json
 import logging
 import os
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
+
+from hpk_kubelet.agent.syscalls import peer_uid
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Proxy:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # An abstract socket has no mode to keep others out.
         if peer_uid(writer.get_extra_info("socket")) != os.getuid():
             return
         head = await reader.readuntil(b"\r\n\r\n")
@@ -176,13 +178,6 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
     with contextlib.suppress(OSError):  # both ends have closed at once
         writer.write_eof()
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Who is at the other end of a Unix socket: an abstract one has no mode to keep others out."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", raw)[1]
-    return uid
 
 
 def _answer(code: int, words: str) -> bytes:
