@@ -6,29 +6,12 @@ import platform
 import struct
 
 import pytest
+from bpf import AARCH64, I386, run
 
 from hpk_kubelet.agent import seccomp
 from hpk_kubelet.agent.program import _CAPABILITIES, _DEFAULT_CAPABILITIES
 
-X86_64, AARCH64, I386 = 0xC000003E, 0xC00000B7, 0x40000003
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
-
-
-def run(code: bytes, number: int, arch: int, first: int = 0) -> int:
-    """What the filter says of a system call."""
-    data = struct.pack("<IIQ6Q", number, arch, 0, first, 0, 0, 0, 0, 0)
-    instructions = list(struct.iter_unpack("<HBBI", code))
-    at = value = 0
-    while True:
-        operation, yes, no, k = instructions[at]
-        at += 1
-        if operation == 0x20:
-            (value,) = struct.unpack_from("<I", data, k)
-        elif operation == 0x06:
-            return int(k)
-        else:
-            holds = {0x15: value == k, 0x35: value >= k, 0x45: bool(value & k)}[operation]
-            at += yes if holds else no
 
 
 @pytest.mark.parametrize(
@@ -54,19 +37,19 @@ def run(code: bytes, number: int, arch: int, first: int = 0) -> int:
 )
 def test_what_passes(number: int, first: int, answer: int) -> None:
     code = seccomp.program("x86_64", _DEFAULT_CAPABILITIES)
-    assert run(code, number, X86_64, first) == answer
+    assert run(code, number, [first]) == answer
 
 
 def test_other_machines_and_rights() -> None:
     code = seccomp.program("x86_64", _DEFAULT_CAPABILITIES)
-    assert run(code, 0, I386) == EPERM
+    assert run(code, 0, arch=I386) == EPERM
     code = seccomp.program("aarch64", [])
-    assert [run(code, n, AARCH64) for n in (40, 51, 63, 220)] == [EPERM, EPERM, ALLOW, ALLOW]
+    assert [run(code, n, arch=AARCH64) for n in (40, 51, 63, 220)] == [EPERM, EPERM, ALLOW, ALLOW]
     code = seccomp.program("x86_64", ["SYS_ADMIN"])
-    assert [run(code, n, X86_64, 0x10000011) for n in (165, 272, 56, 435)] == [ALLOW] * 4
-    assert [run(code, n, X86_64) for n in (246, 169)] == [EPERM, EPERM]  # kexec_load, reboot
+    assert [run(code, n, [0x10000011]) for n in (165, 272, 56, 435)] == [ALLOW] * 4
+    assert [run(code, n) for n in (246, 169)] == [EPERM, EPERM]  # kexec_load, reboot
     every = seccomp.program("x86_64", _CAPABILITIES)
-    assert run(every, 250, X86_64) == EPERM
+    assert run(every, 250) == EPERM
 
 
 def test_no_jump_leaves_the_filter() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bpf import I386, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,27 +18,7 @@ from hpk_kubelet.errors import HPKError
 from hpk_kubelet.node.seccomp import load_profile
 from hpk_kubelet.spec.seccomp import OPERATORS, parse_profile
 
-X86_64, I386 = 0xC000003E, 0x40000003
 ALLOW, KILL, ERRNO, LOG = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FFC0000
-
-
-def run(code: bytes, number: int, arguments: list[int], arch: int = X86_64) -> int:
-    """What the filter says of a system call."""
-    data = struct.pack("<IIQ6Q", number, arch, 0, *[*arguments, 0, 0, 0, 0, 0, 0][:6])
-    instructions = list(struct.iter_unpack("<HBBI", code))
-    at = value = 0
-    while True:
-        operation, yes, no, k = instructions[at]
-        at += 1
-        if operation == 0x20:
-            (value,) = struct.unpack_from("<I", data, k)
-        elif operation == 0x54:
-            value &= k
-        elif operation == 0x06:
-            return int(k)
-        else:
-            holds = {0x15: value == k, 0x25: value > k, 0x35: value >= k}[operation]
-            at += yes if holds else no
 
 
 def compiled(**profile: Any) -> bytes:
@@ -68,7 +48,7 @@ def test_the_first_rule_that_fits_decides() -> None:
     assert run(code, calls["socket"], [2, 2]) == ERRNO | 97
     assert run(code, calls["socket"], [1 << 32 | 2, 1]) == ERRNO | 97
     assert run(code, NUMBERS["reboot"][0], []) == ERRNO | 38
-    assert run(code, calls["read"], [], I386) == KILL
+    assert run(code, calls["read"], arch=I386) == KILL
     assert run(code, calls["read"] | 0x40000000, []) == KILL
 
 
