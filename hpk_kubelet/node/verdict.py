@@ -88,12 +88,12 @@ def waiting(job: Job | None, job_id: str) -> Waiting | None:
 
 def ended(job: Job | None, job_id: str, output: str) -> Ended:
     """How a pod ended whose agent left no last word; `output` is what the job itself printed."""
-    control_job, is_step, _ = job_id.partition(".")
-    if job is None and is_step:
-        return Ended(
-            "ControlJobEnded", f"the control job {control_job}, in which the pod ran, has ended"
-        )
     if job is None:
+        control_job, is_step, _ = job_id.partition(".")
+        if is_step:
+            return Ended(
+                "ControlJobEnded", f"the control job {control_job}, in which the pod ran, has ended"
+            )
         return Ended(
             "JobLost",
             f"Slurm does not know job {job_id} any more, and the pod's agent left no last word",
