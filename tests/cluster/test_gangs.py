@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import test_truth
 from conftest import Namespace, eventually, pod
 from test_faults import kill_kubelet
 
@@ -24,8 +25,7 @@ def jobs(ns: Namespace) -> list[list[str]]:
 
 
 def waiting(ns: Namespace, name: str) -> str:
-    status = (ns.pod(name).get("status") or {}).get("containerStatuses") or [{}]
-    found = (status[0].get("state") or {}).get("waiting") or {}
+    found = test_truth.waiting(ns, name)
     return f"{found.get('reason')}: {found.get('message')}"
 
 

@@ -4,6 +4,7 @@ but in the time it takes."""
 from __future__ import annotations
 
 import pytest
+import test_slurm
 from conftest import Namespace, User, eventually, pod
 from netpods import on, quiet_node
 from slurmadmin import configured
@@ -14,9 +15,7 @@ FLAGS, START = "slurm-job.hpk.io/flags", "slurm-job.hpk.io/start"
 
 def shown(ns: Namespace, name: str) -> dict[str, str]:
     """What scontrol says about the pod's job, with its id as JobId."""
-    job = eventually("its job", lambda: ns.job(name))
-    text = ns.user.run("scontrol", "-o", "show", "job", job).out
-    return dict(word.split("=", 1) for word in text.split() if "=" in word)
+    return test_slurm.shown(ns, eventually("its job", lambda: ns.job(name)))
 
 
 def jobs_of(ns: Namespace, name: str) -> list[str]:
